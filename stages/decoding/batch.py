@@ -1,0 +1,152 @@
+"""Plain decoding of many prompts at once: continuous batching over KV slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels import accept_tree
+from stages.decoding.decoder import FinishReason
+from stages.decoding.sampling import SamplingParams, SamplingTensors, filter_logits
+from stages.errors import EagleError
+from stages.targets import SlotCache, SlotForward, SlotStep, Target
+
+PREFILL_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt to answer; ``id`` is the caller's."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """The ids sampled for a request, the one that ended it included."""
+
+    id: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass
+class _Running:
+    request: GenerationRequest
+    cap: int
+    end_ids: frozenset[int]
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        if self.output and self.output[-1] in self.end_ids:
+            return "stop"
+        return "length" if len(self.output) >= self.cap else None
+
+    @property
+    def position(self) -> int:
+        """Of the last token, which the next step feeds."""
+        return len(self.request.prompt_ids) + len(self.output) - 1
+
+
+def generate_batch(
+    target: Target, requests: Sequence[GenerationRequest], max_batch: int = 32
+) -> Iterator[GenerationResult]:
+    """Answer the requests, yielding each as it finishes.
+
+    Slots 0 .. n-1 hold the running sequences, so every forward reads one run of slots; when a sequence ends, a waiting one
+    takes its place, or the last one moves into it. Long prompts start first, which keeps those that run together alike.
+
+    Raises:
+        EagleError: a prompt is empty or leaves no room in the target's context.
+    """
+    for request in requests:
+        if not 0 < len(request.prompt_ids) < target.max_length:
+            raise EagleError(
+                f"prompt {request.id} has {len(request.prompt_ids)} tokens; the target's context takes 1 to {target.max_length - 1}"
+            )
+    waiting = deque(sorted(requests, key=lambda r: (-len(r.prompt_ids), r.id)))
+    if not waiting:
+        return
+    rows = max(min(len(r.prompt_ids) + r.params.max_new_tokens, target.max_length) for r in requests) + 1
+    cache = SlotCache.for_model(
+        target.config, slots=min(max_batch, len(waiting)), rows=rows, dtype=target.dtype, device=target.device
+    )
+    forward = SlotForward(target, cache, taps=False)
+    running: list[_Running] = []
+    slots = cache.data.shape[2]
+    while waiting or running:
+        # Starting a few at a time keeps prefill forwards wide; a quarter of the slots may idle for it.
+        free = slots - len(running)
+        if waiting and (free >= max(1, slots // 4) or free >= len(waiting) or not running):
+            running.extend(_start(target, forward, waiting, len(running), free))
+        else:
+            _step(target, forward, running)
+        yield from _finish(cache, running)
+
+
+def _start(
+    target: Target, forward: SlotForward, waiting: deque[GenerationRequest], first: int, free: int
+) -> list[_Running]:
+    """Prefill waiting requests of like length into the slots from ``first`` on, and choose their first tokens."""
+    group = [waiting.popleft()]
+    longest = len(group[0].prompt_ids)
+    while waiting and len(group) < free and longest * (len(group) + 1) <= PREFILL_TOKENS:
+        group.append(waiting.popleft())
+    pad = target.tokenizer.pad_token_id or 0
+    ids = [r.prompt_ids + [pad] * (longest - len(r.prompt_ids)) for r in group]
+    tokens = torch.tensor(ids, device=target.device)
+    # Rows behind a short prompt hold padding until its own tokens overwrite them; causality hides them until then.
+    step = SlotStep.causal(forward.cache, first, [0] * len(group), longest)
+    states = forward(tokens, torch.arange(longest, device=target.device).expand_as(tokens), step)
+    last = torch.tensor([len(r.prompt_ids) - 1 for r in group], device=target.device)
+    started = [
+        _Running(
+            request,
+            cap=min(request.params.max_new_tokens, target.max_length - len(request.prompt_ids)),
+            end_ids=request.params.end_ids(target.eos_ids),
+        )
+        for request in group
+    ]
+    _choose(target, states.last[torch.arange(len(group)), last][:, None], last[:, None], started)
+    return started
+
+
+def _step(target: Target, forward: SlotForward, running: list[_Running]) -> None:
+    """One token more for every running sequence."""
+    tokens = torch.tensor([[r.output[-1]] for r in running], device=target.device)
+    lengths = [r.position for r in running]
+    positions = torch.tensor(lengths, device=target.device)[:, None]
+    states = forward(tokens, positions, SlotStep.causal(forward.cache, 0, lengths, 1))
+    _choose(target, states.last, positions, running)
+
+
+@torch.inference_mode()
+def _choose(target: Target, last: torch.Tensor, positions: torch.Tensor, running: list[_Running]) -> None:
+    """Draw each sequence's next token from its state in last [B, 1, h]; positions [B, 1] are those of the states."""
+    params = [r.request.params for r in running]
+    keys = SamplingTensors.of(params, target.device)
+    logits = filter_logits(target.logits(last), params)
+    root = torch.full_like(positions, -1)
+    drawn = accept_tree(logits, root, root, positions, keys.temperature, keys.seed, keys.sample).token
+    for sequence, token in zip(running, drawn.tolist(), strict=True):
+        sequence.output.append(token)
+
+
+def _finish(cache: SlotCache, running: list[_Running]) -> Iterator[GenerationResult]:
+    """Take out the sequences that ended, closing each gap with the last one."""
+    for slot in reversed(range(len(running))):
+        sequence = running[slot]
+        reason = sequence.finish_reason
+        if reason is None:
+            continue
+        last = running.pop()
+        if last is not sequence:
+            cache.move(len(running), slot, last.position)
+            running[slot] = last
+        yield GenerationResult(sequence.request.id, sequence.output, reason)

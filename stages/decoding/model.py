@@ -1,0 +1,115 @@
+"""The Python entrance to decoding: a target, maybe a head, and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.artifacts import open_artifact
+from stages.decoding.decoder import Decoder, DecodeStats, FinishReason
+from stages.decoding.drafter import Drafter, Eagle3Drafter
+from stages.decoding.sampling import SamplingParams
+from stages.decoding.tree import TreeConfig
+from stages.errors import EagleError
+from stages.heads import Eagle3Head, load_head
+from stages.targets import SlotCache, SlotForward, Target, load_target
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished output; ``token_ids`` include the id that ended it, ``text`` leaves special tokens out."""
+
+    text: str
+    prompt_ids: list[int]
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: DecodeStats
+
+
+class EagleModel:
+    """A target with an optional draft head, decoding one sequence at a time.
+
+    The output for a prompt, parameters and seed is the target's own, with or without the head.
+    Not safe to use from several threads at once.
+    """
+
+    def __init__(self, target: Target, head: Eagle3Head | None = None, tree: TreeConfig | None = None) -> None:
+        self.target = target
+        self.head = head
+        self.tree = tree or TreeConfig()
+        cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
+        self._decoder = Decoder(target, SlotForward(target, cache, taps=head is not None))
+        self._drafter: Drafter | None = None
+        if head is not None and self.tree.kind != "none":
+            self._drafter = Eagle3Drafter(head, self.tree, target.device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Target,
+        head: str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        tree: str | TreeConfig = "dynamic",
+    ) -> EagleModel:
+        """Load a target and the head trained for it.
+
+        Args:
+            target: hub id, folder, ``.gguf`` file, ``builtin:smollm2``, or one that is loaded already.
+            head: URI of a head artifact; None decodes plainly.
+            tree: see ``TreeConfig.parse``.
+
+        Raises:
+            EagleError: one of them cannot be loaded, or the head was trained for another target.
+        """
+        config = TreeConfig.parse(tree) if isinstance(tree, str) else tree
+        artifact = open_artifact(head, "head") if head is not None else None  # refused before the target is loaded
+        loaded = load_target(target, device, dtype) if isinstance(target, str) else target
+        if artifact is None:
+            return cls(loaded, None, config)
+        artifact.require_target(loaded.fingerprint, "the target", ignore=("dtype",))
+        return cls(loaded, load_head(artifact, dtype=loaded.dtype, device=loaded.device), config)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Prompt ids: of plain text as one user turn, of chat messages by the target's template, or ids as they are.
+
+        Raises:
+            EagleError: the prompt is empty, or the target has no chat template.
+        """
+        if isinstance(prompt, str):
+            return self.target.render([{"role": "user", "content": prompt}])
+        if not prompt:
+            raise EagleError("the prompt is empty")
+        if isinstance(prompt[0], int):
+            return list(prompt)  # type: ignore[arg-type]
+        return self.target.render(prompt)  # type: ignore[arg-type]
+
+    def generate(self, prompt: Prompt, params: SamplingParams, *, speculative: bool = True) -> Generation:
+        """Decode one prompt to its end; ``speculative=False`` leaves the head out."""
+        prompt_ids = self.encode(prompt)
+        stats = DecodeStats()
+        token_ids = [token for tokens in self._run(prompt_ids, params, speculative, stats) for token in tokens]
+        stopped = token_ids[-1] in params.end_ids(self.target.eos_ids)
+        return Generation(
+            self.target.decode(token_ids), prompt_ids, token_ids, "stop" if stopped else "length", stats
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        speculative: bool = True,
+        stats: DecodeStats | None = None,
+    ) -> Iterator[list[int]]:
+        """Yield the new token ids of each cycle; ``stats``, if given, is filled on the way."""
+        return self._run(self.encode(prompt), params, speculative, stats or DecodeStats())
+
+    def _run(
+        self, prompt_ids: list[int], params: SamplingParams, speculative: bool, stats: DecodeStats
+    ) -> Iterator[list[int]]:
+        return self._decoder.run(prompt_ids, params, self._drafter if speculative else None, stats)

@@ -1,0 +1,9 @@
+"""The one exception for what a user can cause; the CLI prints it in one line and exits with 1."""
+
+
+class EagleError(Exception):
+    """Something the user can fix: bad input, a missing file, mismatched artifacts, no disk left.
+
+    The message is one line that says what was wrong, the value, and what to do about it.
+    Any other exception that leaves a stage is a bug and shows its traceback.
+    """

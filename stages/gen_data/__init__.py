@@ -1,0 +1,1 @@
+"""Stage 1: prompts -> scrubbed prompts -> the target's own answers -> token ids and loss mask."""

@@ -1,0 +1,119 @@
+"""The sizes of an EAGLE-3 head, and the ``config.json`` that vLLM and SGLang read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stages.errors import EagleError
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+
+
+class Eagle3Config(BaseModel):
+    """What fixes the shapes and the maths of an EAGLE-3 head (arXiv 2503.01840, section 3).
+
+    ``rope_theta`` and ``rope_scaling`` are those the head is trained *and* served with; they are the target's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden_size: int
+    target_hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    max_position_embeddings: int = 2048
+    hidden_act: str = "silu"
+    torch_dtype: str = "bfloat16"
+
+    @classmethod
+    def from_target(cls, target_config: Any, draft_vocab_size: int) -> Eagle3Config:
+        """One Llama-style layer of the target's own width, heads and RoPE.
+
+        Args:
+            target_config: the target's transformers config, or the dict of its ``config.json``.
+            draft_vocab_size: number of target tokens the head can propose.
+        """
+        read = target_config.get if isinstance(target_config, Mapping) else _attribute_reader(target_config)
+        heads = read("num_attention_heads")
+        rope = dict(read("rope_parameters") or read("rope_scaling") or {})
+        theta = rope.pop("rope_theta", None) or read("rope_theta") or 10000.0
+        if rope.get("rope_type", "default") == "default":
+            rope = {}
+        return cls(
+            hidden_size=read("hidden_size"),
+            target_hidden_size=read("hidden_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=read("num_key_value_heads") or heads,
+            head_dim=read("head_dim") or read("hidden_size") // heads,
+            intermediate_size=read("intermediate_size"),
+            vocab_size=read("vocab_size"),
+            draft_vocab_size=draft_vocab_size,
+            rms_norm_eps=read("rms_norm_eps") or 1e-5,
+            rope_theta=theta,
+            rope_scaling=rope or None,
+            max_position_embeddings=read("max_position_embeddings"),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The ``config.json`` of the head's folder, every switch that engines default differently spelt out.
+
+        The feature layers are the default ones, and the field that would name them is left out: vLLM reads such
+        ids raw and SGLang adds one, so a list would mean two things.
+        """
+        return {
+            "architectures": [ARCHITECTURE],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+            "fc_norm": False,
+            "norm_output": False,
+            **self.model_dump(),
+        }
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Eagle3Config:
+        """Read a head's ``config.json``.
+
+        Raises:
+            EagleError: it is not an EAGLE-3 head, or one of a variant that this version cannot run.
+        """
+        if config.get("architectures") != [ARCHITECTURE]:
+            raise EagleError(
+                f"head architecture {config.get('architectures')} is not supported; expected {ARCHITECTURE}"
+            )
+        for switch in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+            if config.get(switch, False):
+                raise EagleError(f"the head sets {switch}=true, an EAGLE-3 variant this version cannot run")
+        if config.get("num_hidden_layers", 1) != 1:
+            raise EagleError(f"the head has {config['num_hidden_layers']} layers; this version runs heads of one")
+        try:
+            return cls(**{name: config[name] for name in cls.model_fields if name in config})
+        except ValidationError as error:
+            fields = ", ".join(str(item["loc"][0]) for item in error.errors())
+            raise EagleError(f"the head's config.json lacks or has unreadable fields: {fields}") from None
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters; the frozen copy of the target's embedding is not counted."""
+        h, q = self.hidden_size, self.num_attention_heads * self.head_dim
+        kv = self.num_key_value_heads * self.head_dim
+        attention = 2 * h * (q + 2 * kv) + q * h
+        return 3 * self.target_hidden_size * h + attention + 3 * h * self.intermediate_size + (4 + self.draft_vocab_size) * h
+
+
+def _attribute_reader(config: Any):
+    return lambda name: getattr(config, name, None)

@@ -1,0 +1,42 @@
+"""What `eagle serve` can be told. One field is one flag; the description is its help text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ServeConfig(BaseModel):
+    """Configuration of the server: which models, where to listen, how many may wait.
+
+    Serving writes nothing, so unlike its siblings this stage has no output and no `overwrite`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str = Field(
+        description="Target model: a Hugging Face id, a local folder, a .gguf file or builtin:smollm2."
+    )
+    head: str | None = Field(
+        default=None, description="Draft head trained for this target; without one, decoding is plain."
+    )
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 accepts other machines."
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    served_model_name: str | None = Field(
+        default=None, description="Model name that clients use; the target's own name by default."
+    )
+    max_queue: int = Field(
+        default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."
+    )
+    tree: str = Field(
+        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=5,width=4,nodes=8."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where models run; auto is the GPU if there is one."
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description="Number format of the models; auto is bfloat16."
+    )

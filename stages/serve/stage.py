@@ -1,0 +1,66 @@
+"""eagle serve: load target and head, warm up, answer requests until told to stop."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from pydantic import BaseModel
+
+from stages.decoding import EagleModel, SamplingParams
+from stages.progress import Reporter
+from stages.serve.app import create_app
+from stages.serve.config import ServeConfig
+from stages.serve.engine_thread import EngineThread
+from stages.serve.served_model import ServedModel
+from stages.serve.server import GRACE_S, Server, bind, url
+
+WARM_UP_TOKENS = 4
+
+
+class ServeResult(BaseModel):
+    """What a server did between its start and its stop."""
+
+    model: str
+    url: str
+    requests: int
+    uptime_s: float
+
+    def summary(self) -> str:
+        """One line for people."""
+        return f"served {self.requests} requests of {self.model} in {self.uptime_s:.0f} s"
+
+
+def run(config: ServeConfig, report: Reporter) -> ServeResult:
+    """Serves until SIGINT or SIGTERM, then returns.
+
+    Raises:
+        EagleError: the address is taken, target or head cannot be loaded or do not fit each other, or the
+            target has no chat template.
+    """
+    with closing(bind(config.host, config.port)) as listener:
+        report.log(
+            f"loading {config.target}" + (f" with {config.head}" if config.head else ", without a draft head")
+        )
+        model = EagleModel.from_pretrained(
+            config.target, config.head, device=config.device, dtype=config.dtype, tree=config.tree
+        )
+        served = ServedModel.of(model.target, config.served_model_name)
+        prompt_ids = model.target.render([{"role": "user", "content": "Hello"}])
+        for _ in model.stream(prompt_ids, SamplingParams(max_new_tokens=WARM_UP_TOKENS)):
+            pass
+
+        engine = EngineThread(model, config.max_queue)
+        server = Server(
+            create_app(served, engine, report.log),
+            listener,
+            engine,
+            ready=lambda: report.log(f"serving {served.name} at {url(listener)}/v1 (Ctrl-C stops)"),
+            stopping=lambda: report.log(f"stopping; a running request has {GRACE_S:.0f} s to finish"),
+        )
+        base_url, start = url(listener), time.monotonic()
+        engine.start()
+        server.run()
+    return ServeResult(
+        model=served.name, url=base_url, requests=engine.requests, uptime_s=round(time.monotonic() - start, 3)
+    )

@@ -1,0 +1,48 @@
+"""Stop strings in a stream: text that may turn out to belong to one is held back until that is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Passes an answer's text on up to the first stop string, which it swallows with everything after it.
+
+    The first is the one that is complete first, of two that end together the longer: so what is passed on
+    does not depend on how the text was cut into pieces.
+
+    Attributes:
+        found: whether a stop string has been seen.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """Takes the next piece of text; returns what may be shown now."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        # (end, start) of the first place of each
+        places = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)[1]]
+        certain = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def flush(self) -> str:
+        """Returns the text still held: the answer has ended, so it belongs to no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` starts with, short of all of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,1 @@
+"""Features -> a draft head that has learnt the target's next tokens."""

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.artifacts import artifact_state
+from stages.artifacts import uri as uri_module
+from stages.artifacts.uri import filesystem, join, local_path, storage_errors
+from stages.errors import EagleError
+from tests.artifacts.gcs_server import GcsServer
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("runs/x", Path("runs/x")),
+        ("file:///tmp/x", Path("/tmp/x")),
+        ("~/x", Path.home() / "x"),
+        ("memory://x", None),
+        ("gs://bucket/x", None),
+    ],
+)
+def test_what_is_local(uri: str, path: Path | None) -> None:
+    assert local_path(uri) == path
+
+
+def test_join_puts_one_slash_between_parts() -> None:
+    assert join("gs://bucket/run/", "/a/", "b.json") == "gs://bucket/run/a/b.json"
+    assert join("memory://", "a") == "memory://a"
+
+
+def test_an_unknown_scheme_is_one_line() -> None:
+    with pytest.raises(EagleError, match=r"nosuch://x/y is no URI eagle can open"):
+        filesystem("nosuch://x/y")
+
+
+def test_a_full_disk_is_one_line_that_says_a_rerun_continues() -> None:
+    with (
+        pytest.raises(EagleError, match=r"no space left to write runs/x.*continues"),
+        storage_errors("runs/x"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(TypeError), storage_errors("runs/x"):
+        raise TypeError("a bug")
+
+
+def test_gcs_never_caches_listings_and_compares_uploads(gcs: GcsServer) -> None:
+    fs, path = filesystem("gs://bucket/run")
+    assert path == "bucket/run"
+    assert fs.consistency == "md5"
+    assert not fs.dircache.use_listings_cache
+
+
+def test_a_missing_bucket_is_named(gcs: GcsServer) -> None:
+    with pytest.raises(EagleError, match=r"bucket typo of gs://typo/run does not exist"):
+        artifact_state("gs://typo/run")
+
+
+def test_a_bucket_without_access_says_how_to_log_in(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gcs, "forbidden", {"bucket"})
+    with pytest.raises(EagleError, match=r"no access to gs://bucket/run .*gcloud auth") as refusal:
+        artifact_state("gs://bucket/run")
+    assert "\n" not in str(refusal.value)
+    assert caplog.records == []
+
+
+def test_a_store_that_does_not_answer_is_given_up(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    monkeypatch.setattr(uri_module, "CONNECT_S", 1.0)
+    began = time.monotonic()
+    with pytest.raises(EagleError, match=r"gs://bucket/run does not answer|cannot read or write"):
+        artifact_state("gs://bucket/run")
+    assert time.monotonic() - began < 5
+
+
+def test_importing_artifacts_imports_nothing_heavy() -> None:
+    heavy = ["torch", "fsspec", "gcsfs", "aiohttp", "numpy"]
+    code = f"import sys, stages.artifacts; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stages.decoding import EagleModel, SamplingParams
+from stages.serve.engine_thread import (
+    Ended,
+    EngineStoppedError,
+    EngineThread,
+    Event,
+    Job,
+    NewTokens,
+    QueueFullError,
+)
+from tests.serve.running_server import soon
+
+PROMPT = [1, 2, 3]
+LONG = SamplingParams(max_new_tokens=250, ignore_eos=True)
+SHORT = SamplingParams(max_new_tokens=3, ignore_eos=True)
+
+
+class Recorder:
+    """A job and its events."""
+
+    def __init__(self, params: SamplingParams, prompt_ids: list[int] | None = None) -> None:
+        self.events: list[Event] = []
+        self.done = threading.Event()
+        self.job = Job(prompt_ids or PROMPT, params, self._deliver)
+        self.ended_at = 0.0
+
+    def _deliver(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Ended):
+            self.ended_at = time.monotonic()
+            self.done.set()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for event in self.events if isinstance(event, NewTokens) for token in event.token_ids]
+
+    def outcome(self) -> str:
+        assert self.done.wait(20)
+        last = self.events[-1]
+        assert isinstance(last, Ended)
+        return last.outcome
+
+
+@pytest.fixture
+def start(plain: EagleModel) -> Iterator[Callable[[int], EngineThread]]:
+    engines: list[EngineThread] = []
+
+    def start(max_queue: int) -> EngineThread:
+        engines.append(EngineThread(plain, max_queue))
+        engines[-1].start()
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.stop(0.0)
+        engine.join()
+
+
+def running(engine: EngineThread) -> Recorder:
+    """A long job that the engine has begun."""
+    job = Recorder(LONG)
+    engine.submit(job.job)
+    assert soon(lambda: bool(job.events))
+    return job
+
+
+def test_jobs_are_answered_in_the_order_of_their_arrival(
+    plain: EagleModel, start: Callable[[int], EngineThread]
+) -> None:
+    engine = start(8)
+    jobs = [Recorder(SHORT, [i + 1, i + 2]) for i in range(5)]
+    for job in jobs:
+        engine.submit(job.job)
+    assert [job.outcome() for job in jobs] == ["complete"] * 5
+    assert sorted(jobs, key=lambda job: job.ended_at) == jobs
+    for job in jobs:
+        assert job.token_ids == plain.generate(job.job.prompt_ids, SHORT).token_ids
+
+
+def test_a_full_queue_takes_no_more_until_one_leaves(start: Callable[[int], EngineThread]) -> None:
+    engine = start(1)
+    first, second, third = running(engine), Recorder(SHORT), Recorder(SHORT)
+    engine.submit(second.job)
+    with pytest.raises(QueueFullError):
+        engine.submit(third.job)
+    engine.cancel(second.job)
+    assert second.events == [Ended("cancelled")]
+    engine.submit(third.job)
+    engine.cancel(first.job)
+    assert (first.outcome(), third.outcome()) == ("cancelled", "complete")
+
+
+def test_cancelling_the_running_job_ends_it_early(start: Callable[[int], EngineThread]) -> None:
+    engine = start(1)
+    job = running(engine)
+    engine.cancel(job.job)
+    assert job.outcome() == "cancelled"
+    assert len(job.token_ids) < LONG.max_new_tokens
+
+
+def test_a_job_that_fails_leaves_the_next_unharmed(start: Callable[[int], EngineThread]) -> None:
+    engine = start(4)
+    broken, sound = Recorder(SHORT, [10**6]), Recorder(SHORT)
+    engine.submit(broken.job)
+    engine.submit(sound.job)
+    assert (broken.outcome(), sound.outcome()) == ("failed", "complete")
+
+
+def test_stopping_lets_the_running_job_finish_and_turns_the_others_away(
+    start: Callable[[int], EngineThread],
+) -> None:
+    engine = start(4)
+    first, second = running(engine), Recorder(SHORT)
+    engine.submit(second.job)
+    engine.stop(60.0)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(Recorder(SHORT).job)
+    assert (second.outcome(), first.outcome()) == ("stopped", "complete")
+    assert len(first.token_ids) == LONG.max_new_tokens
+
+
+def test_the_end_of_the_grace_or_hurry_ends_the_running_job(start: Callable[[int], EngineThread]) -> None:
+    for grace_s, hurry in ((0.0, False), (60.0, True)):
+        engine = start(4)
+        job = running(engine)
+        engine.stop(grace_s)
+        if hurry:
+            engine.hurry()
+        assert job.outcome() == "stopped"
+        assert len(job.token_ids) < LONG.max_new_tokens

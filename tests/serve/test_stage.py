@@ -1,0 +1,148 @@
+"""`eagle serve` as a process: start, signals, wrong addresses."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stages.errors import EagleError
+from stages.progress import Reporter
+from stages.serve.config import ServeConfig
+from stages.serve.server import bind, url
+from stages.serve.stage import run
+from tests.tiny import make_tiny_target
+
+
+class ServeProcess:
+    """`eagle serve` of the tiny target on a free port, ready for requests."""
+
+    def __init__(self, target: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "eagle_cli", "serve", "--target", str(target), "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        assert self.process.stderr is not None
+        self.url = ""
+        for line in self.process.stderr:
+            self.log.append(line.rstrip())
+            if found := re.search(r"serving (\S+) at (http://\S+)/v1", line):
+                self.name, self.url = found.groups()
+                break
+        assert self.url, self.log
+        self._drain = threading.Thread(target=lambda: self.log.extend(self.process.stderr or []))
+        self._drain.start()
+
+    def stop(self, *signals: signal.Signals) -> int:
+        """Sends signals and waits for the end; returns the exit code."""
+        for sig in signals:
+            self.process.send_signal(sig)
+        code = self.process.wait(30)
+        self._drain.join(5)
+        return code
+
+    def stdout(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+
+@contextmanager
+def serve_process(target: Path, *flags: str) -> Iterator[ServeProcess]:
+    serving = ServeProcess(target, *flags)
+    try:
+        yield serving
+    finally:
+        serving.process.kill()
+        serving.process.wait(10)
+
+
+def ask(base_url: str, max_tokens: int) -> httpx.Response:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_signals_stop_it_with_exit_code_0_and_a_running_answer_finishes(tiny_folder: Path) -> None:
+    with (
+        serve_process(tiny_folder, "--json") as one,
+        serve_process(tiny_folder, "--served-model-name", "mine") as two,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        assert (one.name, two.name) == (str(tiny_folder), "mine")
+        answers = [clients.submit(ask, serving.url, 200) for serving in (one, two)]
+        while not all(httpx.get(f"{serving.url}/health").json()["running"] for serving in (one, two)):
+            assert not any(answer.done() for answer in answers)
+        assert (one.stop(signal.SIGINT), two.stop(signal.SIGTERM)) == (0, 0)
+        for answer in answers:
+            assert '"finish_reason":"length"' in answer.result().text
+            assert answer.result().text.endswith("data: [DONE]\n\n")
+        result = json.loads(one.stdout())
+        assert (result["model"], result["requests"], result["url"]) == (str(tiny_folder), 1, one.url)
+        for serving in (one, two):
+            assert "Traceback" not in "\n".join(serving.log)
+            assert any("tok/s" in line for line in serving.log)
+
+
+def test_a_second_signal_does_not_wait_for_the_answer(tiny_folder: Path) -> None:
+    with serve_process(tiny_folder) as serving, ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(ask, serving.url, 480)
+        while not httpx.get(f"{serving.url}/health").json()["running"]:
+            assert not answer.done()
+        assert serving.stop(signal.SIGINT, signal.SIGINT) == 0
+        assert "server_stopping" in answer.result().text
+        assert "Traceback" not in "\n".join(serving.log)
+
+
+def refusal(config: ServeConfig) -> str:
+    with pytest.raises(EagleError) as caught:
+        run(config, Reporter(quiet=True))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refusal(ServeConfig(target=str(tmp_path / "not looked at"), port=port))
+    assert f"127.0.0.1 port {port} (address already in use)" in message
+
+
+def test_a_host_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    message = refusal(ServeConfig(target=str(tmp_path), host="no such host", port=0))
+    assert "--host no such host cannot be resolved" in message
+
+
+def test_a_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    target = make_tiny_target(tmp_path / "target", chat_template=None)
+    message = refusal(ServeConfig(target=str(target), port=0, device="cpu", dtype="float32"))
+    assert "has no chat template" in message
+
+
+def test_the_url_is_one_that_a_client_on_this_machine_can_use() -> None:
+    for host, start in (
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("0.0.0.0", "http://127.0.0.1:"),
+        ("::1", "http://[::1]:"),
+    ):
+        try:
+            listener = bind(host, 0)
+        except EagleError:
+            assert ":" in host  # a machine without IPv6
+            continue
+        with listener:
+            assert url(listener).startswith(start)
