@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kernels.accept import Acceptance, accept_tree, first_argmax
 from kernels.compact import compact
-from kernels.noise import GUMBEL_MAX, gumbel_noise, gumbel_noise_vocab, philox4x32
+from kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel_noise, gumbel_noise_vocab, philox4x32
 from kernels.tree_attention import MAX_NODES, node_depths, tree_attention, tree_mask
 
 __all__ = [
     "GUMBEL_MAX",
+    "GUMBEL_MIN",
     "MAX_NODES",
     "Acceptance",
     "accept_tree",

@@ -72,10 +72,10 @@ def philox4x32(
     return x0, x1 & _MASK, x2, x3 & _MASK
 
 
-def _gumbel(uniform: Tensor) -> Tensor:
-    """Standard Gumbel variables, in place, from fp32 `uniform` holding rounded uint32 words."""
-    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=BELOW_ONE)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+def gumbel_from_word(word: Tensor) -> Tensor:
+    """Standard Gumbel variables, in place of uint32 words that were rounded to fp32."""
+    word.add_(0.5).mul_(2.0**-32).clamp_(max=BELOW_ONE)
+    return word.neg_().log1p_().neg_().log_().neg_()
 
 
 def _keys(seed: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def gumbel_noise_torch(seed: Tensor, sample: Tensor, position: Tensor, token: Te
     words = philox4x32(token >> 2, position & _MASK, sample & _MASK, torch.zeros_like(token), *_keys(seed))
     low, high = (token & 1).bool(), (token & 2).bool()
     word = torch.where(high, torch.where(low, words[3], words[2]), torch.where(low, words[1], words[0]))
-    return _gumbel(word.to(torch.float32))
+    return gumbel_from_word(word.to(torch.float32))
 
 
 def gumbel_noise_vocab(seed: Tensor, sample: Tensor, position: Tensor, vocab_size: int) -> Tensor:
@@ -141,7 +141,7 @@ def gumbel_noise_vocab_torch(seed: Tensor, sample: Tensor, position: Tensor, voc
         for row, value in enumerate(seed.flatten().tolist()):
             one = slice(row, row + 1)
             _fill(noise[one], counters, position[one], sample[one], value & _MASK, (value >> 32) & _MASK)
-    return _gumbel(noise.flatten(1))[:, :vocab_size].reshape(*shape, vocab_size)
+    return gumbel_from_word(noise.flatten(1))[:, :vocab_size].reshape(*shape, vocab_size)
 
 
 def _fill(

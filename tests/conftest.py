@@ -1,15 +1,24 @@
-"""What holds for all tests: those marked gpu run where there is a CUDA device."""
+"""Fixtures shared by all tests: tiny targets made once a session."""
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 
+from stages.targets import Target, load_target
+from tests.tiny import make_tiny_target
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked:
-        import torch
 
-        if not torch.cuda.is_available():
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_target(tmp_path_factory.mktemp("target") / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tiny_path: str) -> Target:
+    """A random Llama of 8 layers in float32."""
+    return load_target(tiny_path, device="cpu", dtype="float32")

@@ -24,14 +24,21 @@ class GenDataConfig(CommonConfig):
     max_prompts: int | None = Field(
         default=None, ge=1, description="Most prompts to answer. Default: all there are."
     )
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens; longer ones are cut.")
+    max_new_tokens: int = Field(
+        default=256, ge=1, description="Longest answer, in tokens; longer ones are cut."
+    )
     temperature: float = Field(
         default=0.0, ge=0.0, allow_inf_nan=False, description="Randomness of the answers; 0 is greedy."
     )
     top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Probability mass of the tokens to choose from; 1 is all of them."
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Probability mass of the tokens to choose from; 1 is all of them.",
     )
-    seed: int = Field(default=0, description="Seed of the answers; each prompt gets its own from it and its id.")
+    seed: int = Field(
+        default=0, description="Seed of the answers; each prompt gets its own from it and its id."
+    )
     engine: Literal["transformers"] = Field(default="transformers", description="What runs the target.")
     pii: Literal["redact", "off"] = Field(
         default="redact",
@@ -40,7 +47,9 @@ class GenDataConfig(CommonConfig):
     )
     batch_size: int = Field(default=32, ge=1, description="Conversations answered at the same time.")
     shard_rows: int = Field(
-        default=256, ge=1, description="Conversations in a shard; a stopped run continues behind the last shard."
+        default=256,
+        ge=1,
+        description="Conversations in a shard; a stopped run continues behind the last shard.",
     )
 
     def settings(self) -> dict[str, Any]:

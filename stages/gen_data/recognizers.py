@@ -117,10 +117,18 @@ class PublicIp(IpRecognizer):
     """An address on the public internet; private, loopback and documentation addresses are nobody's."""
 
     def analyze(
-        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None, regex_flags: int | None = None
+        self,
+        text: str,
+        entities: list[str],
+        nlp_artifacts: NlpArtifacts | None = None,
+        regex_flags: int | None = None,
     ) -> list[RecognizerResult]:
         found = super().analyze(text, entities, nlp_artifacts, regex_flags)
-        return [result for result in found if not _VERSION_BEFORE.search(text, max(0, result.start - 20), result.start)]
+        return [
+            result
+            for result in found
+            if not _VERSION_BEFORE.search(text, max(0, result.start - 20), result.start)
+        ]
 
     def invalidate_result(self, pattern_text: str) -> bool:
         try:
@@ -182,7 +190,14 @@ class Words(NlpEngine):
 
 def make_analyzer() -> AnalyzerEngine:
     """presidio with the recognizers of this file; loads no model and opens no connection."""
-    recognizers: list[EntityRecognizer] = [Email(), Phone(), CreditCard(), IbanRecognizer(), UsSsn(), PublicIp()]
+    recognizers: list[EntityRecognizer] = [
+        Email(),
+        Phone(),
+        CreditCard(),
+        IbanRecognizer(),
+        UsSsn(),
+        PublicIp(),
+    ]
     return AnalyzerEngine(
         registry=RecognizerRegistry(recognizers=recognizers),
         nlp_engine=Words(),

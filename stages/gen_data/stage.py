@@ -55,7 +55,9 @@ class GenDataResult(BaseModel):
         left_out = [
             f"{self.duplicates:,} duplicates" if self.duplicates else "",
             f"{self.skipped_too_long:,} too long for the target" if self.skipped_too_long else "",
-            f"{self.skipped_unscannable:,} not searchable for personal data" if self.skipped_unscannable else "",
+            f"{self.skipped_unscannable:,} not searchable for personal data"
+            if self.skipped_unscannable
+            else "",
         ]
         notes = [
             f"left out: {', '.join(filter(None, left_out))}" if any(left_out) else "",
@@ -101,7 +103,7 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
     Raises:
         EagleError: a source cannot be read, or none of its prompts may be used.
     """
-    with report.task("prompts", total=config.max_prompts) as task:
+    with report.task("reading prompts", total=config.max_prompts) as task:
         prompts = take_turns(config.prompts, tally)
         if config.pii == "redact":
             prompts = scrubbed(prompts, scrubber, tally)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any
 
 from stages.artifacts.uri import filesystem, local_path, storage_errors
@@ -19,6 +18,7 @@ from stages.errors import EagleError
 
 BUILTIN = "builtin:"
 FILE_TYPES = (".jsonl", ".parquet")
+OTHER_FILE_TYPES = (".arrow", ".csv", ".gz", ".json", ".tsv", ".txt", ".zip", ".zst")
 MESSAGE_FIELDS = ("messages", "conversations")
 TEXT_FIELDS = ("prompt", "question", "instruction", "text")
 USER_ROLES = ("user", "human")
@@ -83,7 +83,7 @@ def _rows(src: str) -> Iterator[tuple[int, str, Any]]:
         yield from ((number, f"{src}, row {number}", row) for number, row in rows)
     elif src.lower().endswith(FILE_TYPES):
         yield from _file_rows(src)
-    elif "://" in src or (path := local_path(src)) is None or path.exists():
+    elif (path := local_path(src)) is None or path.exists() or src.lower().endswith(OTHER_FILE_TYPES):
         raise EagleError(f"{src} is no prompt file eagle can read: use {' or '.join(FILE_TYPES)}")
     elif _HUB_ID.fullmatch(src):
         yield from _hub_rows(src)

@@ -135,7 +135,7 @@ class Completion:
             parts.append(f"first after {self._first - self._submitted:.2f} s")
             if self._last > self._first:
                 parts.append(f"{(usage.completion_tokens - 1) / (self._last - self._first):.1f} tok/s")
-        if stats.accepted_per_step is not None:
+        if stats.drafted:
             parts.append(f"{stats.accepted_per_step:.2f} accepted/step")
         return ", ".join(parts)
 

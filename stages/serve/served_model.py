@@ -43,6 +43,13 @@ class ServedModel:
             top_k=config.top_k or 0,
         )
 
+    def unsupported_defaults(self) -> list[str]:
+        """Settings of the target's generation config that change its answers elsewhere and not here."""
+        config = self.target.model.generation_config
+        neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0, "typical_p": 1.0}
+        values = {name: getattr(config, name, None) for name in neutral}
+        return [f"{name}={value}" for name, value in values.items() if value not in (None, neutral[name])]
+
     def card(self) -> Model:
         """The model as the API lists it."""
         return Model(id=self.name, created=self.created, max_model_len=self.max_length)

@@ -46,6 +46,8 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
             config.target, config.head, device=config.device, dtype=config.dtype, tree=config.tree
         )
         served = ServedModel.of(model.target, config.served_model_name)
+        if ignored := served.unsupported_defaults():
+            report.log(f"not supported, so left out: {', '.join(ignored)} of the target's generation config")
         prompt_ids = model.target.render([{"role": "user", "content": "Hello"}])
         for _ in model.stream(prompt_ids, SamplingParams(max_new_tokens=WARM_UP_TOKENS)):
             pass
@@ -56,7 +58,7 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
             listener,
             engine,
             ready=lambda: report.log(f"serving {served.name} at {url(listener)}/v1 (Ctrl-C stops)"),
-            stopping=lambda: report.log(f"stopping; a running request has {GRACE_S:.0f} s to finish"),
+            stopping=lambda: report.log(_farewell(engine)),
         )
         base_url, start = url(listener), time.monotonic()
         engine.start()
@@ -64,3 +66,9 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
     return ServeResult(
         model=served.name, url=base_url, requests=engine.requests, uptime_s=round(time.monotonic() - start, 3)
     )
+
+
+def _farewell(engine: EngineThread) -> str:
+    if not engine.running:
+        return "stopping"
+    return f"stopping; the running request has {GRACE_S:.0f} s to finish, a second Ctrl-C ends it now"

@@ -1,13 +1,12 @@
 """Attention of the training-time test: a causal prefix shared by all steps, and each query's own later keys.
 
-At draft step i the query at index j of a row attends to the step-0 keys 0 .. j of its row and to one key of each of
-the steps 1 .. i at the same index, in one softmax (arXiv 2503.01840, section 3.2):
+At draft step i the query at index j of a row attends to the step-0 keys 0 .. j of its row and to one key of
+each of the steps 1 .. i at the same index, in one softmax (arXiv 2503.01840, section 3.2):
 
     out = sum_k P_k v_k,   P = softmax([q . k_0 .. q . k_j, q . own_1 .. q . own_i] / sqrt(D))
 
-Rows are padded for this operation only, and no scores are kept for the backward: it computes them again, piece by
-piece, so that memory is linear in the tokens.
-"""
+Rows are padded for this operation only, and no scores are kept for the backward: it computes them again,
+piece by piece, so that memory is linear in the tokens."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ class TttBatch:
     """N key tokens and Q queries of B rows, without padding.
 
     The key at index j of a row holds the pair (f_j, x_{j+1}). A query is an index j that predicts: the row's
-    supervised position p = j+1 has a target distribution `last[p]` over x_{j+2}. Queries are in the order of the
-    supervised positions, so draft step i of query q asks for the distribution of position q+i, if `counted[i, q]`.
-    """
+    supervised position p = j+1 has a target distribution `last[p]` over x_{j+2}. Queries are in the order of
+    the supervised positions, so draft step i of query q asks for the distribution of position q+i, if
+    `counted[i, q]`."""
 
     aux: Tensor  # [N, 3h]
     tokens: Tensor  # [N] int64, x_{j+1}

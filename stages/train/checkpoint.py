@@ -1,9 +1,8 @@
 """Where a killed training run continues: weights, optimizer state, position and log, in one safetensors file.
 
-Nothing else is needed. Training draws no random numbers; the order of rows is a function of seed and epoch, and the
-learning rate one of the step. So a run that continues ends in the same weights, bit for bit, as one that was never
-stopped. A file is written whole or not at all.
-"""
+Nothing else is needed. Training draws no random numbers; the order of rows is a function of seed and epoch,
+and the learning rate one of the step. So a run that continues ends in the same weights, bit for bit, as one
+that was never stopped. A file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ class Progress:
 
 
 class SaveClock:
-    """Says when to save: not more often than asked for, nor so often that saving takes a notable share of the time.
+    """Says when to save: not more often than asked for, nor so often that saving takes a notable share of the
+    time.
 
     Use as a context manager around the saving.
     """

@@ -1,4 +1,5 @@
-"""The rows to learn from: which are held out, how often each token is a label, and in what order they come."""
+"""The rows to learn from: which are held out, how often each token is a label, and in what order they
+come."""
 
 from __future__ import annotations
 
@@ -30,9 +31,14 @@ class RowIndex:
     supervised: int  # positions
 
 
+Window = tuple[tuple[RowIndex, ...], ...]
+"""Batches of rows of a few shards, which are open together."""
+
+
 @dataclass(frozen=True)
 class FeatureRows:
-    """The rows of a features artifact: an index in memory, and the shards' files, mapped when they are needed."""
+    """The rows of a features artifact: an index in memory, and the shards' files, mapped when they are
+    needed."""
 
     paths: tuple[Path, ...]
     sizes: tuple[int, ...]  # bytes of each shard
@@ -81,9 +87,9 @@ class FeatureRows:
                 opened, content = row.shard, list(FeatureShard.from_file(self.paths[row.shard]).rows())
             yield content[row.row]
 
-    def batches(self, plan: TrainingPlan, skip: int = 0) -> Iterator[list[FeatureRow]]:
-        """The batches of a plan behind the first `skip`; one window's shards are open at a time."""
-        for window in plan.windows:
+    def batches(self, windows: Iterable[Window], skip: int = 0) -> Iterator[list[FeatureRow]]:
+        """The batches of windows, behind the first `skip`; one window's shards are open at a time."""
+        for window in windows:
             if skip < len(window):
                 shards = {
                     number: list(FeatureShard.from_file(self.paths[number]).rows())
@@ -98,11 +104,12 @@ class FeatureRows:
 class TrainingPlan:
     """Which rows each optimizer step takes: windows of batches of rows, over all epochs."""
 
-    windows: tuple[tuple[tuple[RowIndex, ...], ...], ...]
+    windows: tuple[Window, ...]
     epoch_ends: tuple[int, ...]  # steps done when each epoch is
 
-    def __len__(self) -> int:
-        """Optimizer steps."""
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, one a batch."""
         return self.epoch_ends[-1]
 
     def tokens(self, steps: int) -> int:
@@ -112,7 +119,8 @@ class TrainingPlan:
 
 
 def hold_out(rows: Sequence[RowIndex], share: float, seed: int) -> tuple[list[RowIndex], list[RowIndex]]:
-    """Splits rows into those to train on and those held out, whole conversations, by a hash of seed and row id.
+    """Splits rows into those to train on and those held out, whole conversations, by a hash of seed and row
+    id.
 
     Holds out at least one conversation if `share` is above 0, and never the only one.
     """
@@ -127,13 +135,13 @@ def plan_training(
 ) -> TrainingPlan:
     """The order of rows in training; a function of its arguments.
 
-    In each epoch shards come in random order; those of a window are shuffled together, row by row, and its batches
-    have about `batch_tokens` supervised positions each.
+    In each epoch shards come in random order; those of a window are shuffled together, row by row, and its
+    batches have about `batch_tokens` supervised positions each.
 
     Args:
         sizes: bytes of each shard.
     """
-    windows: list[tuple[tuple[RowIndex, ...], ...]] = []
+    windows: list[Window] = []
     ends: list[int] = []
     for epoch in range(epochs):
         order = random.Random(f"{seed} {epoch}")
@@ -144,8 +152,9 @@ def plan_training(
     return TrainingPlan(tuple(windows), tuple(ends))
 
 
-def split_batches(rows: Sequence[RowIndex], batch_tokens: int) -> tuple[tuple[RowIndex, ...], ...]:
-    """Cuts rows, in order, into batches of about equal supervision, as near to `batch_tokens` each as may be."""
+def split_batches(rows: Sequence[RowIndex], batch_tokens: int) -> Window:
+    """Cuts rows, in order, into batches of about equal supervision, as near to `batch_tokens` each as may
+    be."""
     total = sum(row.supervised for row in rows)
     number = max(1, round(total / batch_tokens))
     batches: list[list[RowIndex]] = [[] for _ in range(number)]

@@ -6,10 +6,10 @@ For draft step i of query q, asked for the target's distribution P at position t
     loss_i = mean over counted q of  logsumexp(z) - sum_v P_v z_v,           z = logits of the draft state [Vd]
     loss   = sum_i decay^i loss_i,         d loss / d z = decay^i / count_i * (softmax(z) - P)
 
-A pair (i, q) counts if its position is supervised in the same turn (`TttBatch.counted`) and the target's most likely
-token is in the draft vocabulary. `soft_cross_entropy` works position by position, so that P is computed once for all
-steps, and takes the gradients in the same pass as the loss; `reference_soft_cross_entropy` is the plain formula.
-"""
+A pair (i, q) counts if its position is supervised in the same turn (`TttBatch.counted`) and the target's most
+likely token is in the draft vocabulary. `soft_cross_entropy` works position by position, so that P is
+computed once for all steps, and takes the gradients in the same pass as the loss;
+`reference_soft_cross_entropy` is the plain formula."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LOGITS_AT_ONCE = 1 << 23
 """Most draft logits in memory at a time (with one position as the least piece)."""
 
 CACHED_LOGITS = 1 << 20
-"""Most draft logits in fp32 at a time on a CPU: elementwise passes are several times slower outside its cache."""
+"""Most draft logits in fp32 at a time on a CPU: elementwise passes are several times slower outside its
+cache."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TargetLogits:
     labels: Tensor  # [Q] int64, draft id of the target's most likely token; -1 outside the draft vocabulary
 
     def logits(self, positions: Tensor) -> Tensor:
-        """[c, Vd] of positions [c]; their softmax is the distribution renormalised over the draft vocabulary."""
+        """[c, Vd] of positions [c]; their softmax is the distribution renormalised over the draft
+        vocabulary."""
         logits = self.last[positions] @ self.weight.T
         if self.bias is not None:
             logits = logits + self.bias
@@ -53,8 +55,8 @@ class TargetLogits:
 class StepLosses:
     """Loss and top-1 agreement of each draft step, as sums and counts, so that batches add up.
 
-    A position whose most likely token is outside the draft vocabulary is in `asked`, as a miss, and not in `counted`.
-    """
+    A position whose most likely token is outside the draft vocabulary is in `asked`, as a miss, and not in
+    `counted`."""
 
     loss_sum: Tensor  # [S] fp32
     counted: Tensor  # [S] int64, pairs in the loss
@@ -149,7 +151,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Soft cross-entropy [S, c] and whether the label wins [S, c]; puts softmax(z) - P in the place of the logits z.
+    """Soft cross-entropy [S, c] and whether the label wins [S, c]; puts softmax(z) - P in the place of the
+    logits z.
 
     logits [S, c, Vd], target_logits [c, Vd], labels [c]. Goes over pieces that stay in the processor's cache.
     """

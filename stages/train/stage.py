@@ -1,7 +1,8 @@
-"""Features -> draft head: hold rows out, choose the draft vocabulary, train by training-time test, write the head.
+"""Features -> draft head: hold rows out, choose the draft vocabulary, train by training-time test, write the
+head.
 
-A checkpoint is written about every minute; the same command run again continues from it, with the same result.
-"""
+A checkpoint is written about every minute; the same command run again continues from it, with the same
+result."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class TrainResult(BaseModel):
 
 
 def run(config: TrainConfig, report: Reporter) -> TrainResult:
-    """Raises EagleError: nothing to learn from, an output that was made otherwise, or a loss that is not finite."""
+    """Raises EagleError: nothing to learn from, an output that was made otherwise, or a loss that is not
+    finite."""
     start = time.monotonic()
     features = open_artifact(config.features, "features")
     if artifact_state(config.output) == "complete" and not config.overwrite:
@@ -84,7 +86,7 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult:
     vocabulary = choose_vocabulary(label_counts, config.draft_vocab_size)
     _report_vocabulary(vocabulary, report)
     plan = plan_training(train_rows, rows.sizes, config.batch_tokens, config.epochs, config.seed)
-    total_steps = min(len(plan), config.max_steps or len(plan))
+    total_steps = min(plan.steps, config.max_steps or plan.steps)
     training = make_training(config, features, target_config, vocabulary, total_steps)
     with _open_writer(config, features) as writer:
         progress = train(training, rows, plan, held_out, writer, config, report)
@@ -151,10 +153,10 @@ def train(
             "no conversation is held out, so nothing is measured that the head has not seen: see --holdout"
         )
     evaluated = _evaluation_steps(plan, total_steps, config.eval_every) if held_out else set()
-    held_plan = TrainingPlan((split_batches(held_out, HOLDOUT_BATCH_TOKENS),), ()) if held_out else None
+    held_batches = split_batches(held_out, HOLDOUT_BATCH_TOKENS) if held_out else ()
     interval, began = Interval(config.ttt_steps), time.monotonic() - progress.seconds
     saves = SaveClock(config.checkpoint_seconds)
-    batches = islice(rows.batches(plan, skip=progress.step), total_steps - progress.step)
+    batches = islice(rows.batches(plan.windows, skip=progress.step), total_steps - progress.step)
     with report.task("training", total=plan.tokens(total_steps), unit="tok", done=progress.tokens) as task:
         for batch in batches:
             losses = training.step(batch, progress.step)
@@ -168,8 +170,8 @@ def train(
             task.note(f"loss {interval.loss[0]:.3f}, agreement {format_rates(interval.agreement)}")
             progress.log_line(time.monotonic() - began, interval.record())
             interval = Interval(config.ttt_steps)
-            if held_plan and progress.step in evaluated:
-                agreement = training.evaluate(rows.batches(held_plan))
+            if progress.step in evaluated:
+                agreement = training.evaluate(rows.batches([held_batches]))
                 report.log(f"step {progress.step:,} of {total_steps:,}, held out: agreement {agreement}")
                 progress.log_line(time.monotonic() - began, {"holdout": agreement.record()})
             if saves.due():

@@ -29,7 +29,8 @@ class DraftVocabulary:
 
 
 def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
-    """The `size` most frequent labels; among equally frequent ones the lower ids, which tokenizers learn first.
+    """The `size` most frequent labels; among equally frequent ones the lower ids, which tokenizers learn
+    first.
 
     Args:
         label_counts: int64 [V], how often each target token is a supervised label in the training rows.
@@ -53,7 +54,8 @@ def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
 
 
 def draft_labels(target_ids: Tensor, draft_ids: Tensor) -> Tensor:
-    """Draft ids of target ids, int64, same shape; -1 for those outside the draft vocabulary (int64 [Vd], ascending)."""
+    """Draft ids of target ids, int64, same shape; -1 for those outside the draft vocabulary (int64 [Vd],
+    ascending)."""
     target_ids = target_ids.to(draft_ids.dtype)
     at = torch.searchsorted(draft_ids, target_ids).clamp(max=len(draft_ids) - 1)
     return torch.where(draft_ids[at] == target_ids, at, -1)

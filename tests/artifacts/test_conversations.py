@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stages.artifacts.conversations import (
@@ -13,6 +13,7 @@ from stages.artifacts.conversations import (
     shard_name,
     write_conversations,
 )
+from stages.artifacts.store import ArtifactWriter, open_artifact
 from stages.errors import EagleError
 
 ROW = Conversation(
@@ -27,16 +28,22 @@ ROW = Conversation(
 )
 
 
-def stored(*shards: bytes):
-    """What the reader needs of an artifact: its shards' names and bytes."""
-    files = {shard_name(i): data for i, data in enumerate(shards)}
-    manifest = SimpleNamespace(shards=[SimpleNamespace(path=name) for name in files])
-    return SimpleNamespace(uri="runs/c", manifest=manifest, read=files.__getitem__)
+def stored(uri, *shards: bytes):
+    with ArtifactWriter.open(str(uri), "conversations", {}) as writer:
+        for number, data in enumerate(shards):
+            writer.add_shard(shard_name(number), data, rows=1)
+        writer.finish({})
+    return open_artifact(str(uri), "conversations")
 
 
-def test_rows_come_back_as_written_over_all_shards():
-    rows = [ROW, replace(ROW, id="a:2", license="", category="", finish_reason="length"), replace(ROW, id="b")]
-    assert list(read_conversations(stored(write_conversations(rows[:2]), write_conversations(rows[2:])))) == rows
+def test_rows_come_back_as_written_over_all_shards(tmp_path):
+    rows = [
+        ROW,
+        replace(ROW, id="a:2", license="", category="", finish_reason="length"),
+        replace(ROW, id="b"),
+    ]
+    artifact = stored(tmp_path / "c", write_conversations(rows[:2]), write_conversations(rows[2:]))
+    assert list(read_conversations(artifact)) == rows
 
 
 def test_the_same_rows_give_the_same_bytes():
@@ -45,21 +52,28 @@ def test_the_same_rows_give_the_same_bytes():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"loss_mask": [0, 1]}, "4 ids, 2 mask values"), ({"loss_mask": [0, 0, 0, 0]}, "no token is the target's own")],
+    [
+        ({"loss_mask": [0, 1]}, "4 ids, 2 mask values"),
+        ({"loss_mask": [0, 0, 0, 0]}, "no token is the target's own"),
+    ],
 )
 def test_a_row_with_a_wrong_mask_cannot_be_made(change, message):
     with pytest.raises(ValueError, match=message):
         replace(ROW, **change)
 
 
-def test_damaged_and_foreign_shards_are_refused_in_one_line():
-    good = write_conversations([ROW])
-    sink = pa.BufferOutputStream()
-    foreign = pa.table({"id": ["x"]})
-    pa.parquet.write_table(foreign, sink)
-    for data in (good[: len(good) // 2], b"", sink.getvalue().to_pybytes()):
-        with pytest.raises(EagleError, match="runs/c/conversations-00000.parquet .*rerun eagle gen-data") as caught:
-            list(read_conversations(stored(data)))
+def test_shards_that_are_no_conversations_are_refused_in_one_line(tmp_path):
+    foreign = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": ["x"]}), foreign)
+    uneven = pa.BufferOutputStream()
+    rows = pa.Table.from_pylist([asdict(ROW) | {"loss_mask": [1]}], schema=conversations_schema)
+    pq.write_table(rows, uneven)
+    for name, data in {"foreign": foreign.getvalue(), "uneven": uneven.getvalue(), "text": b"text"}.items():
+        artifact = stored(tmp_path / name, bytes(data))
+        with pytest.raises(
+            EagleError, match=rf"{name}/conversations-00000\.parquet .*rerun eagle gen-data"
+        ) as caught:
+            list(read_conversations(artifact))
         assert "\n" not in str(caught.value)
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,7 @@ def kill_at_change(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) ->
 def test_an_object_store_run_killed_at_any_change_completes_to_the_same_bytes(
     start: str, after: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     make("memory://whole", tmp_path)
     whole = contents("memory://whole", without_created=True)
     kill_at, killed = 0, True
@@ -381,6 +383,20 @@ def test_an_object_store_run_killed_at_any_change_completes_to_the_same_bytes(
         make_again(uri, tmp_path, before)
         assert contents(uri, without_created=True) == whole
     assert kill_at > 15
+
+
+def test_a_stale_file_of_the_same_size_never_counts_as_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 4):
+        uri = f"memory://stale-{number}"
+        put(uri, "part.bin", b"stale")
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectFolder, "first_name", lambda self: None)
+            writer = ArtifactWriter.open(uri, "features", CONFIG)
+            kill_at_change(patch, number, after=True)
+            with suppress(Killed):
+                writer.add_shard("part.bin", b"whole", rows=1)
+        again = ArtifactWriter.open(uri, "features", CONFIG)
+        assert not again.committed or contents(uri)["part.bin"] == b"whole"
 
 
 def test_a_local_run_killed_by_sigkill_at_any_system_call_completes_to_the_same_bytes(tmp_path: Path) -> None:

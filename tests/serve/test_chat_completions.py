@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from transformers import GenerationConfig
 
 from stages.decoding import EagleModel, SamplingParams
+from stages.serve.api import ChatRequest
+from stages.serve.served_model import ServedModel
+from stages.targets import Target
 from tests.serve.running_server import NAME, RunningServer, running_server, soon
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Où est 日本?"}]
@@ -184,6 +191,21 @@ def test_a_server_that_stops_finishes_what_runs_and_turns_away_what_waits(plain:
         assert runs.result().json()["usage"]["completion_tokens"] == LONG["max_tokens"]
 
 
+def test_a_client_that_does_not_finish_its_request_does_not_keep_the_server_from_stopping(
+    plain: EagleModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.serve.server.FLUSH_S", 0.1)
+    with running_server(plain) as server:
+        address = server.url.removeprefix("http://").split(":")
+        client = socket.create_connection((address[0], int(address[1])))
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert soon(lambda: len(server.server.server_state.connections) == 1)
+    client.close()
+
+
 def test_the_log_has_counts_and_none_of_the_text(server: RunningServer) -> None:
     body = server.chat("a secret word", temperature=0, max_tokens=5).json()
     usage = body["usage"]
@@ -292,6 +314,7 @@ def test_another_models_name_and_an_unknown_path_are_not_found(server: RunningSe
     response = server.chat(model="gpt-5")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     assert "'tiny'" in response.json()["error"]["message"]
+    assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json").json()["paths"]
     response = httpx.get(f"{server.url}/v2")
     assert (response.status_code, response.json()["error"]["type"]) == (404, "invalid_request_error")
     assert httpx.get(f"{server.url}/v1/chat/completions").status_code == 405
@@ -307,3 +330,20 @@ def test_an_error_of_the_engine_is_a_500_and_a_traceback_in_the_log(
     assert any(line.startswith("Traceback") for line in server.log)
     monkeypatch.undo()
     assert server.chat(max_tokens=1).status_code == 200
+
+
+def test_the_targets_generation_config_gives_the_defaults(target: Target) -> None:
+    config = GenerationConfig(
+        temperature=0.6, top_p=0.9, repetition_penalty=1.05, eos_token_id=target.eos_ids
+    )
+    model = copy.copy(target.model)
+    model.generation_config = config
+    served = ServedModel.of(dataclasses.replace(target, model=model), "tiny")
+    request = ChatRequest.model_validate({"messages": [USER]})
+    params = served.sampling(request, prompt_tokens=500)
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 0.9, 0)
+    assert params.max_new_tokens == 12
+    params = served.sampling(request.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": -1}), 500)
+    assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 0)
+    assert served.unsupported_defaults() == ["repetition_penalty=1.05"]
+    assert (ServedModel.of(target).temperature, ServedModel.of(target).top_p) == (1.0, 1.0)

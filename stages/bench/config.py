@@ -1,0 +1,48 @@
+"""What `eagle bench` can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from stages.config import CommonConfig
+
+
+class BenchConfig(CommonConfig):
+    """One field is one flag; the description is its help text."""
+
+    target: str = Field(
+        description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2."
+    )
+    head: str = Field(description="URI of the draft head that eagle train wrote for this target.")
+    prompts: list[str] = Field(
+        min_length=1,
+        description="A prompt set: builtin:eval, a local or remote .jsonl or .parquet file, or a Hugging Face "
+        "data set id. May be given several times; each is reported by itself, and all of them pooled.",
+    )
+    output: str = Field(description="URI of the report to write.")
+    max_new_tokens: int = Field(
+        default=128, ge=1, description="Longest answer, in tokens; longer ones are cut."
+    )
+    num_prompts: int | None = Field(
+        default=None, ge=1, description="Prompts to take from the start of each set. Default: all there are."
+    )
+    temperature: float = Field(
+        default=0.0, ge=0.0, allow_inf_nan=False, description="Randomness of the answers; 0 is greedy."
+    )
+    seed: int = Field(default=0, description="Seed of the answers.")
+    tree: str = Field(
+        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=5,width=4,nodes=8."
+    )
+    check_float32: int = Field(
+        default=4,
+        ge=0,
+        description="Prompts, spread over all sets, that are answered once more in float32, where both outputs "
+        "must be identical; 0 for none.",
+    )
+    near_tie_gap: float = Field(
+        default=0.25,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less than "
+        "this below the highest one.",
+    )

@@ -1,0 +1,146 @@
+"""Speed and acceptance of measured prompts. Sums and counts first, one division last: never a mean of ratios.
+
+Times are sums over requests run one at a time, so tokens per second is output tokens over prefill and decode time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+from pydantic import Field
+
+from stages.bench.record import Measured, Output, Record
+
+RESAMPLES = 10_000
+PERCENTILES = (2.5, 97.5)
+
+
+class Speed(Record):
+    """How fast one side answered."""
+
+    tokens: int = Field(description="Output tokens.")
+    seconds: float = Field(description="Time for them, prefill and decode.")
+    tokens_per_s: float = Field(description="tokens / seconds.")
+    mean_ttft_ms: float = Field(description="Mean time to the first token, in milliseconds.")
+    mean_tpot_ms: float | None = Field(
+        description="Mean over requests of the time per output token after the first, in milliseconds, as vllm bench "
+        "serve has it; null when no answer has two tokens."
+    )
+
+
+class EagleSpeed(Speed):
+    """The same for EAGLE, and where its time went: three shares of `seconds`, 1 in all."""
+
+    steps: int = Field(description="Verify steps.")
+    drafted_per_step: float = Field(description="Drafted tokens a step.")
+    prefill_share: float
+    draft_share: float
+    verify_share: float
+
+
+class Metrics(Record):
+    """One prompt set, or all of them pooled."""
+
+    prompts: int = Field(description="Prompts with at least one answer.")
+    requests: int = Field(description="Answers; a prompt of several turns has several.")
+    skipped: int = Field(description="Turns left out because they do not fit the target's context.")
+    plain: Speed
+    eagle: EagleSpeed
+    speedup: float = Field(description="eagle.tokens_per_s / plain.tokens_per_s.")
+    speedup_ci95: tuple[float, float] | None = Field(
+        description="95 % bootstrap interval of speedup over prompts; null for a single prompt."
+    )
+    accepted_per_step: float = Field(description="Accepted drafts a verify step.")
+    tokens_per_step: float = Field(description="Tokens a verify step, with the target's own.")
+    accepted_per_depth: list[float] = Field(
+        description="Share of the verify steps that accepted a draft at level 1, 2, ...; adds up to accepted_per_step."
+    )
+
+
+def metrics(measured: Sequence[Measured]) -> Metrics:
+    """Of at least one request."""
+    answered = [record for record in measured if record.requests]
+    plain = [request.plain for record in answered for request in record.requests]
+    eagle = [request.eagle for record in answered for request in record.requests]
+    steps = sum(output.steps for output in eagle)
+    levels = zip_longest(*(output.accepted_per_depth for output in eagle), fillvalue=0)
+    slow, fast = _speed(plain), _eagle_speed(eagle)
+    return Metrics(
+        prompts=len(answered),
+        requests=len(eagle),
+        skipped=sum(record.skipped for record in measured),
+        plain=slow,
+        eagle=fast,
+        speedup=fast.tokens_per_s / slow.tokens_per_s,
+        speedup_ci95=speedup_interval(answered),
+        accepted_per_step=_ratio(sum(output.accepted for output in eagle), steps),
+        tokens_per_step=_ratio(sum(output.step_tokens for output in eagle), steps),
+        accepted_per_depth=[_ratio(sum(level), steps) for level in levels],
+    )
+
+
+def speedup_interval(measured: Sequence[Measured], seed: int = 0) -> tuple[float, float] | None:
+    """95 % percentile bootstrap of the speed-up: prompts drawn with replacement, totals over totals each time.
+
+    The turns of a prompt stay together, since they are not independent. None for fewer than two prompts.
+    """
+    if len(measured) < 2:
+        return None
+    totals = np.array([[_totals(record, side) for side in (_plain, _eagle)] for record in measured])
+    generator = np.random.default_rng(seed)
+    # How often each prompt is drawn is all that matters, so memory stays at resamples x prompts counts of a part.
+    ratios: list[float] = []
+    for start in range(0, RESAMPLES, 1000):
+        size = min(1000, RESAMPLES - start)
+        counts = generator.multinomial(len(measured), [1 / len(measured)] * len(measured), size=size)
+        sums = np.tensordot(counts, totals, axes=1)  # [resamples, side, (tokens, seconds)]
+        rates = sums[..., 0] / sums[..., 1]
+        ratios.extend((rates[:, 1] / rates[:, 0]).tolist())
+    low, high = np.percentile(ratios, PERCENTILES)
+    return float(low), float(high)
+
+
+def _totals(record: Measured, side: Callable[[Measured], list[Output]]) -> tuple[float, float]:
+    outputs = side(record)
+    return float(sum(output.tokens for output in outputs)), sum(output.seconds for output in outputs)
+
+
+def _plain(record: Measured) -> list[Output]:
+    return [request.plain for request in record.requests]
+
+
+def _eagle(record: Measured) -> list[Output]:
+    return [request.eagle for request in record.requests]
+
+
+def _speed(outputs: Sequence[Output]) -> Speed:
+    tokens = sum(output.tokens for output in outputs)
+    seconds = sum(output.seconds for output in outputs)
+    tpots = [output.decode_s / (output.tokens - 1) for output in outputs if output.tokens > 1]
+    return Speed(
+        tokens=tokens,
+        seconds=seconds,
+        tokens_per_s=tokens / seconds,
+        mean_ttft_ms=1000 * sum(output.prefill_s for output in outputs) / len(outputs),
+        mean_tpot_ms=1000 * sum(tpots) / len(tpots) if tpots else None,
+    )
+
+
+def _eagle_speed(outputs: Sequence[Output]) -> EagleSpeed:
+    speed = _speed(outputs)
+    steps = sum(output.steps for output in outputs)
+    return EagleSpeed(
+        **speed.model_dump(),
+        steps=steps,
+        drafted_per_step=_ratio(sum(output.drafted for output in outputs), steps),
+        prefill_share=sum(output.prefill_s for output in outputs) / speed.seconds,
+        draft_share=sum(output.draft_s for output in outputs) / speed.seconds,
+        verify_share=sum(output.verify_s for output in outputs) / speed.seconds,
+    )
+
+
+def _ratio(count: float, steps: int) -> float:
+    """0 where no step was taken: every answer ended with its first token."""
+    return count / steps if steps else 0.0

@@ -1,0 +1,85 @@
+"""What is measured: one record a prompt, as a line of JSON in the report's shards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.decoding import Generation
+
+
+class Record(BaseModel):
+    """Base of the records: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Output(Record):
+    """One answer and what it took; times in seconds, counts as in `stages.decoding.DecodeStats`.
+
+    prefill_s: until the first token, which is the time to first token.
+    decode_s: from there to the end; draft_s and verify_s are its parts.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    prefill_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    steps: int
+    step_tokens: int
+    drafted: int
+    accepted: int
+    accepted_per_depth: tuple[int, ...]
+
+    @classmethod
+    def of(cls, generation: Generation) -> Output:
+        stats = generation.stats
+        return cls(
+            token_ids=tuple(generation.token_ids),
+            finish_reason=generation.finish_reason,
+            prefill_s=stats.prefill_s,
+            decode_s=stats.decode_s,
+            draft_s=stats.draft_s,
+            verify_s=stats.verify_s,
+            steps=stats.steps,
+            step_tokens=stats.tokens,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            accepted_per_depth=tuple(stats.accepted_per_depth),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.decode_s
+
+
+class Request(Record):
+    """One turn of a conversation, answered plainly and with EAGLE from the same prompt ids."""
+
+    turn: int
+    prompt_ids: tuple[int, ...]
+    plain: Output
+    eagle: Output
+
+
+class Measured(Record):
+    """The requests of one prompt. `skipped` turns did not fit the context."""
+
+    set: str
+    prompt_id: str
+    requests: tuple[Request, ...]
+    skipped: int = 0
+
+
+class Recheck(Record):
+    """The requests of prompt number `prompt` (counted over all sets) answered once more in float32."""
+
+    prompt: int
+    requests: tuple[Request, ...]

@@ -1,0 +1,201 @@
+"""The decode loop on a tiny random target in float32: the draft changes the speed, never the text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from stages.decoding import DecodeStats, Decoder, Eagle3Drafter, EagleModel, SamplingParams, TreeConfig
+from stages.errors import EagleError
+from stages.heads import Eagle3Config, Eagle3Head
+from stages.targets import FeatureTaps, SlotCache, SlotForward, Target, load_target
+from tests.decoding.oracle import OracleDrafter, stacked
+from tests.tiny import make_tiny_target
+
+
+def decoder(target: Target, *, taps: bool = True) -> Decoder:
+    cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
+    return Decoder(target, SlotForward(target, cache, taps=taps))
+
+
+def decode(loop: Decoder, prompt: list[int], params: SamplingParams, drafter=None) -> tuple[list[int], DecodeStats]:
+    stats = DecodeStats()
+    return [token for cycle in loop.run(prompt, params, drafter, stats) for token in cycle], stats
+
+
+def random_prompt(source: random.Random, target: Target, longest: int = 90) -> list[int]:
+    return [source.randrange(target.vocab_size - 3) for _ in range(source.randint(1, longest))]
+
+
+def random_head(target: Target, seed: int = 0) -> Eagle3Head:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Eagle3Head(Eagle3Config.from_target(target.config, target.vocab_size)).eval()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 1.5])
+def test_speculative_output_equals_plain_output_for_any_tree(tiny_target: Target, temperature: float) -> None:
+    source, loop, accepted = random.Random(temperature), decoder(tiny_target), 0
+    for seed in range(12):
+        prompt = random_prompt(source, tiny_target)
+        filters = {"top_p": 0.9, "top_k": 40} if seed % 3 == 0 else {}
+        params = SamplingParams(max_new_tokens=source.randint(1, 50), temperature=temperature, seed=seed, **filters)
+        plain, _ = decode(loop, prompt, params)
+        oracle = OracleDrafter(plain, tiny_target.vocab_size, right=source.choice([0.4, 0.8, 1.0]), seed=seed)
+        speculative, stats = decode(loop, prompt, params, oracle)
+        assert speculative == plain
+        assert stats.tokens == len(plain) - 1 == sum(stats.accepted_per_depth) + stats.steps - _cut(stats)
+        accepted += stats.accepted
+    assert accepted > 50
+
+
+def _cut(stats: DecodeStats) -> int:
+    """Steps that ended without a token of the target's own behind the accepted ones (an end inside a block)."""
+    return stats.accepted + stats.steps - stats.tokens
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_greedy_output_equals_transformers_generate(tmp_path, arch: str) -> None:
+    target = load_target(str(make_tiny_target(tmp_path / arch, arch=arch)), device="cpu", dtype="float32")
+    source, loop = random.Random(1), decoder(target, taps=False)
+    for _ in range(6):
+        prompt = random_prompt(source, target)
+        ids = torch.tensor([prompt])
+        expected = target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False
+        )
+        assert decode(loop, prompt, SamplingParams(max_new_tokens=30))[0] == expected[0, len(prompt) :].tolist()
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(tiny_target: Target, monkeypatch) -> None:
+    prompt = random_prompt(random.Random(3), tiny_target, 400) + list(range(100))
+    params = SamplingParams(max_new_tokens=10)
+    whole, _ = decode(decoder(tiny_target), prompt, params)
+    monkeypatch.setattr("stages.decoding.decoder.PREFILL_CHUNK", 70)
+    assert decode(decoder(tiny_target), prompt, params)[0] == whole
+
+
+def test_the_drafter_gets_the_true_feature_of_every_token_and_the_token_after_it(tiny_target: Target) -> None:
+    prompt, loop = random_prompt(random.Random(5), tiny_target), decoder(tiny_target)
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    plain, _ = decode(loop, prompt, params)
+    oracle = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
+    decode(loop, prompt, params, oracle)
+    sequence = prompt + plain
+    assert oracle.tokens == sequence[1 : len(oracle.tokens) + 1]
+    with FeatureTaps(tiny_target.decoder, tiny_target.feature_layers) as taps, torch.no_grad():
+        tiny_target.decoder(input_ids=torch.tensor([sequence]), use_cache=False)
+        expected = taps.take()[0]
+    features = stacked(oracle.features)
+    torch.testing.assert_close(features, expected[: len(features)], rtol=1e-4, atol=1e-4)
+
+
+def test_the_heads_incremental_state_equals_a_fresh_start_on_the_same_pairs(tiny_target: Target) -> None:
+    head, config = random_head(tiny_target), TreeConfig.parse("dynamic:min_prob=0,expand_prob=0")
+    device = torch.device("cpu")
+    pairs = 40
+    features = torch.randn(1, pairs, 3 * tiny_target.hidden_size)
+    tokens = torch.randint(0, tiny_target.vocab_size, (1, pairs))
+    piecewise = Eagle3Drafter(head, config, device)
+    piecewise.start(100)
+    for begin, end in [(0, 20), (20, 21), (21, 26), (26, pairs)]:
+        piecewise.extend(features[:, begin:end], tokens[:, begin:end])
+        tree = piecewise.propose(0.0, 5)  # leaves drafted rows behind, which the next extend must overwrite
+    fresh = Eagle3Drafter(head, config, device)
+    fresh.start(100)
+    fresh.extend(features, tokens)
+    assert tree == fresh.propose(0.0, 5)
+    assert tree.drafted == config.nodes and max(tree.depths) > 1
+
+
+def test_drafted_log_probabilities_follow_a_chain_computed_from_scratch(tiny_target: Target) -> None:
+    """A chain drafted with the cache equals running the head over prefix and chain at once, state fed back."""
+    head = random_head(tiny_target, seed=2)
+    features = torch.randn(1, 9, 3 * tiny_target.hidden_size)
+    tokens = torch.randint(0, tiny_target.vocab_size, (1, 9))
+    drafter = Eagle3Drafter(head, TreeConfig.parse("chain:depth=4"), torch.device("cpu"))
+    drafter.start(50)
+    drafter.extend(features, tokens)
+    tree = drafter.propose(0.0, 4)
+
+    states, fed = head.fuse(features), tokens
+    expected = []
+    for _ in range(4):
+        out = _run_causally(head, states, fed)
+        best = head.draft_ids[head.logits(out[:, -1]).argmax(-1)]
+        expected.append(int(best))
+        states, fed = torch.cat((states, out[:, -1:]), dim=1), torch.cat((fed, best[None]), dim=1)
+    assert list(tree.tokens[1:]) == expected
+
+
+def _run_causally(head: Eagle3Head, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    x = head.attention_input(head.embed(tokens), states)
+    positions = torch.arange(tokens.shape[1])[None]
+    keys, values = head.keys_values(x, positions)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        head.queries(x, positions).transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=True,
+    )
+    return head.output(states, attended.transpose(1, 2))
+
+
+def test_output_ends_at_the_first_end_id_inside_an_accepted_block(tiny_target: Target) -> None:
+    prompt, loop = random_prompt(random.Random(8), tiny_target), decoder(tiny_target)
+    plain, _ = decode(loop, prompt, SamplingParams(max_new_tokens=40, ignore_eos=True))
+    stop = plain[20]
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, stop_token_ids=frozenset({stop}))
+    oracle = OracleDrafter(plain, tiny_target.vocab_size, right=1.0, seed=0)
+    assert decode(loop, prompt, params, oracle)[0] == plain[: plain.index(stop) + 1]
+
+
+def test_output_stops_exactly_at_the_context_limit(tiny_target: Target) -> None:
+    prompt = random_prompt(random.Random(9), tiny_target) * 600
+    prompt = prompt[: tiny_target.max_length - 7]
+    loop, params = decoder(tiny_target), SamplingParams(max_new_tokens=100, ignore_eos=True)
+    plain, _ = decode(loop, prompt, params)
+    assert len(plain) == 7
+    assert decode(loop, prompt, params, OracleDrafter(plain, tiny_target.vocab_size, 1.0, 0))[0] == plain
+
+
+@pytest.mark.parametrize("length", [0, 512])
+def test_a_prompt_without_room_for_a_token_is_refused(tiny_target: Target, length: int) -> None:
+    with pytest.raises(EagleError, match="1 to 511"):
+        decode(decoder(tiny_target), [1] * length, SamplingParams())
+
+
+def test_sampled_tokens_follow_the_targets_distribution(tiny_target: Target) -> None:
+    """Chi-square of the second sampled token, drafted and not, against the exact probabilities."""
+    prompt, draws = [5, 6, 7], 600
+    loop = decoder(tiny_target)
+    first = decode(loop, prompt, SamplingParams(max_new_tokens=1))[0]
+    with torch.no_grad():
+        logits = tiny_target.model(torch.tensor([prompt])).logits[0, -1]
+    kept = logits.topk(8)
+    probabilities = kept.values.softmax(-1)
+    counts = torch.zeros(8)
+    for seed in range(draws):
+        token = decode(loop, prompt, SamplingParams(max_new_tokens=1, temperature=1.0, top_k=8, seed=seed))[0][0]
+        counts[kept.indices.tolist().index(token)] += 1
+    chi_square = ((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()
+    assert first[0] == int(kept.indices[0])
+    assert chi_square < 24.3  # 99.9 % quantile at 7 degrees of freedom
+
+
+def test_model_refuses_a_head_of_another_target_in_one_line(tiny_path: str, tmp_path) -> None:
+    from stages.artifacts import ArtifactWriter
+    from stages.heads import head_files
+
+    other = load_target(str(make_tiny_target(tmp_path / "other", seed=1)), device="cpu", dtype="float32")
+    uri = str(tmp_path / "head")
+    with ArtifactWriter.open(uri, "head", {}, target=other.fingerprint) as writer:
+        for name, data in head_files(random_head(other)).items():
+            writer.add_file(name, data)
+        writer.finish({})
+    assert EagleModel.from_pretrained(other, uri).head is not None
+    with pytest.raises(EagleError, match="weights"):
+        EagleModel.from_pretrained(tiny_path, uri, device="cpu", dtype="float32")

