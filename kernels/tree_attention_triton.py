@@ -255,9 +255,14 @@ def _merge_kernel(
     tl.store(out_ptr + row * dim + column, out.to(out_ptr.dtype.element_ty), mask=column < dim)
 
 
-def _blocks(dtype: torch.dtype) -> tuple[int, int]:
-    """Most rows and keys of a tile; IEEE fp32 has no tensor cores, and its large tiles unroll without end."""
-    return (16, 16) if dtype == torch.float32 else (64, 64)
+def blocks(dtype: torch.dtype, padded_dim: int) -> tuple[int, int]:
+    """Most rows and keys of a tile: what fits the shared memory of every GPU that is compiled for.
+
+    IEEE fp32 has no tensor cores, and its large tiles unroll into minutes of compilation.
+    """
+    if dtype == torch.float32:
+        return 16, 16
+    return (64, 64) if padded_dim <= 128 else (64, 32)
 
 
 def _splits(programs: int, tiles: int, device: torch.device) -> int:
@@ -290,12 +295,12 @@ def tree_attention_triton(
         slots = torch.arange(*slots.indices(key_cache.shape[0]), device=query.device)
     slots, lengths, ancestors = (t.contiguous() for t in (slots, lengths, ancestors))
     rows = group * nodes
-    most_rows, block_keys = _blocks(query.dtype)
+    padded_dim = max(16, triton.next_power_of_2(dim))
+    most_rows, block_keys = blocks(query.dtype, padded_dim)
     block_rows = min(most_rows, max(16, triton.next_power_of_2(rows)))
     row_blocks = triton.cdiv(rows, block_rows)
     if splits is None:
         splits = _splits(batch * kv_heads * row_blocks, cache_rows // block_keys, query.device)
-    padded_dim = max(16, triton.next_power_of_2(dim))
     partial = (batch * kv_heads, rows, splits)
     acc = torch.empty(*partial, dim, dtype=torch.float32, device=query.device)
     top, total = (torch.empty(partial, dtype=torch.float32, device=query.device) for _ in range(2))

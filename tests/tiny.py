@@ -1,4 +1,4 @@
-"""A tiny random target as a local Hugging Face folder: real files, no network, a fraction of a second to make."""
+"""A tiny random target as a local Hugging Face folder: real files, no network, quick to make."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def make_tiny_target(
     tied: bool = False,
     chat_template: str | None = CHAT_TEMPLATE,
 ) -> Path:
-    """Writes config, float32 weights, tokenizer and chat template to `path`; the same arguments give the same files.
+    """Writes config, float32 weights, tokenizer and chat template to `path`.
 
-    Every id of the vocabulary is a real token and any text can be encoded: 256 bytes, pairs of characters, three
-    special tokens at the end. The end-of-turn token `<|im_end|>` wins at about 4 % of positions, so that greedy
-    answers end both ways ("stop" and "length"). Needs vocab >= 259 and layers >= 7 (distinct feature layers).
+    The same arguments give the same files. Every id of the vocabulary is a real token and any text can be
+    encoded: 256 bytes, pairs of characters, three special tokens at the end. The end-of-turn token `<|im_end|>`
+    wins at about 4 % of positions, so that greedy answers end both ways ("stop" and "length"). Needs
+    vocab >= 259, and layers >= 7 for distinct feature layers.
     """
     path = Path(path)
     tokenizer = _tokenizer(vocab, max_length, chat_template)

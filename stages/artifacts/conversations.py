@@ -1,8 +1,8 @@
 """The `conversations` schema: what users asked, what the target answered, and the token ids of both.
 
-One row is one sequence of tokens. `input_ids` are exactly those that the target saw and sampled, never a second
-tokenisation of the text, so `loss_mask` is exact by construction: 1 where the target chose the token itself (the end
-of its turn included), 0 for everything that was given to it.
+One row is one sequence of tokens. `input_ids` are exactly those that the target saw and sampled, never a
+second tokenisation of the text, so `loss_mask` is exact by construction: 1 where the target chose the token
+itself (the end of its turn included), 0 for everything that was given to it.
 """
 
 from __future__ import annotations

@@ -223,8 +223,12 @@ class ArtifactWriter:
         entry = entries[name]
         return local_copy(self._folder, entry, self._run.kind, key=entry.sha256)
 
-    def finish(self, counts: dict[str, Any]) -> Manifest:
+    def finish(self, counts: dict[str, Any], *, drop: Collection[str] = ()) -> Manifest:
         """Writes the manifest, which makes the folder an artifact, and removes what only writing needed.
+
+        Args:
+            drop: files added with `add_file` that are no part of the result, such as a checkpoint; they go
+                once the manifest is there, so that a kill before that costs nothing.
 
         Raises:
             EagleError: storage fails, or another process has taken over the artifact.
@@ -240,9 +244,11 @@ class ArtifactWriter:
             target=self._run.target,
             counts=counts,
             shards=tuple(done.shard for done in self._committed),
-            files=self.files,
+            files=tuple(file for file in self.files if file.path not in drop),
         )
         self._folder.write(MANIFEST_NAME, manifest.to_json())
+        for name in self._files.keys() & set(drop):
+            self._folder.remove(name)
         discard_run(self._folder)
         self.finished = manifest
         return manifest
@@ -425,6 +431,10 @@ def _accept(folder: Folder, wanted: RunRecord, manifest: bytes, run: RunRecord |
     finished = parse_manifest(manifest, folder.uri)
     refuse_difference(folder.uri, "a finished", finished, wanted)
     if run is not None:
+        listed = {entry.path for entry in (*finished.shards, *finished.files)}
+        for path in recorded_paths(folder):
+            if path not in listed:
+                folder.remove(path)
         folder.sweep()
         discard_run(folder)
     return finished

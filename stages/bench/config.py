@@ -16,8 +16,8 @@ class BenchConfig(CommonConfig):
     head: str = Field(description="URI of the draft head that eagle train wrote for this target.")
     prompts: list[str] = Field(
         min_length=1,
-        description="A prompt set: builtin:eval, a local or remote .jsonl or .parquet file, or a Hugging Face "
-        "data set id. May be given several times; each is reported by itself, and all of them pooled.",
+        description="A prompt set: builtin:eval, a local or remote .jsonl or .parquet file, or a Hugging "
+        "Face data set id. May be given several times; each is reported by itself, and all pooled.",
     )
     output: str = Field(description="URI of the report to write.")
     max_new_tokens: int = Field(
@@ -36,13 +36,13 @@ class BenchConfig(CommonConfig):
     check_float32: int = Field(
         default=4,
         ge=0,
-        description="Prompts, spread over all sets, that are answered once more in float32, where both outputs "
-        "must be identical; 0 for none.",
+        description="Prompts, spread over all sets, that are answered once more in float32, where both "
+        "outputs must be identical; 0 for none.",
     )
     near_tie_gap: float = Field(
         default=0.25,
         ge=0.0,
         allow_inf_nan=False,
-        description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less than "
-        "this below the highest one.",
+        description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less "
+        "than this below the highest one.",
     )

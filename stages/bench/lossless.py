@@ -1,9 +1,9 @@
 """Whether EAGLE's answers are the target's own, and what explains each that differs.
 
-Both ways compute the same function, but in half precision a forward over a tree rounds differently from a forward over
-one token. Where two tokens are almost equally good, either may then win, and from there the texts go apart. Such a
-near-tie shows in float32: at that prefix both tokens lie within a small gap of the highest score. Anything else is a
-fault, and so is any difference at all in float32.
+Both ways compute the same function, but in half precision a forward over a tree rounds differently from a
+forward over one token. Where two tokens are almost equally good, either may then win, and from there the texts
+go apart. Such a near-tie shows in float32: at that prefix both tokens lie within a small gap of the highest
+score. Anything else is a fault, and so is any difference at all in float32.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ class Divergence(Record):
     turn: int
     dtype: str = Field(description="Number format of the two answers.")
     position: int = Field(description="First output token that differs, counted from 0.")
-    plain_token: int | None = Field(description="Plain decoding's token there; null when its answer has ended.")
+    plain_token: int | None = Field(
+        description="Plain decoding's token there; null when its answer has ended."
+    )
     eagle_token: int | None = Field(description="EAGLE's token there; null when its answer has ended.")
     gap: float | None = Field(
-        description="How far the lower of the two tokens is below the highest score, in float32; in logits, and at a "
-        "temperature of the logits with the noise of that position. Null when an answer has ended."
+        description="How far the lower of the two tokens is below the highest score, in float32; in logits, "
+        "and at a temperature of the logits with the noise of that position. Null when an answer has ended."
     )
     top_two: bool | None = Field(description="Whether the two are the highest two; null like gap.")
     cause: Cause = Field(
-        description="near_tie: gap below the bound. wide_gap: not. length: one answer ends where the other goes on. "
-        "float32: a difference in float32, whatever the gap. All but near_tie are faults."
+        description="near_tie: gap below the bound. wide_gap: not. length: one answer ends where the other "
+        "goes on. float32: a difference in float32, whatever the gap. All but near_tie are faults."
     )
 
     @property
@@ -83,19 +85,21 @@ class Float32Check(Record):
 
 
 class Lossless(Record):
-    """The verdict over all requests: identical + near_ties + faults in them, and the float32 check besides."""
+    """The verdict over all requests, and over those that were checked in float32."""
 
     requests: int = Field(description="Pairs of answers compared, without those of the float32 check.")
     identical: int = Field(description="Pairs with the same token ids.")
     near_ties: int = Field(description="Pairs that part at a near-tie.")
-    faults: int = Field(description="Pairs that part for no good reason, those of the float32 check included.")
+    faults: int = Field(
+        description="Pairs that part for no good reason, those of the float32 check included."
+    )
     near_tie_gap: float = Field(description="The bound below which a gap is a near-tie.")
     float32: Float32Check
     divergences: list[Divergence]
 
 
 def differing_position(plain: Sequence[int], eagle: Sequence[int]) -> int | None:
-    """Index of the first token that differs, also when one answer merely goes on; None when they are equal."""
+    """Index of the first token that differs, also where one answer merely goes on; None for equal ones."""
     for position, (a, b) in enumerate(zip(plain, eagle, strict=False)):
         if a != b:
             return position
@@ -114,7 +118,7 @@ def differences(measured: Sequence[Measured], dtype: str) -> list[Difference]:
 
 
 def token_gap(scores: Tensor, a: int, b: int) -> tuple[float, bool]:
-    """How far the lower of two tokens is below the highest of scores [V], and whether no other reaches between.
+    """How far the lower of two tokens is below the highest of scores [V], and whether they are the top two.
 
     The gap bounds the rounding error it takes for either to win, also where three or more are close.
     """
@@ -127,8 +131,8 @@ def token_gap(scores: Tensor, a: int, b: int) -> tuple[float, bool]:
 def float32_scores(target: Target, prefix: Sequence[int], params: SamplingParams) -> Tensor:
     """What the choice of the token after `prefix` maximises, in units of logits: fp32 [V].
 
-    At temperature T the draw is argmax(logits / T + noise); times T, so that the same rounding error of the logits
-    makes the same difference at every temperature.
+    At temperature T the draw is argmax(logits / T + noise); times T, so that the same rounding error of the
+    logits makes the same difference at every temperature.
     """
     ids = torch.tensor([list(prefix)], device=target.device)
     last = target.decoder(input_ids=ids, use_cache=False).last_hidden_state[:, -1]  # [1, h]

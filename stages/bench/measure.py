@@ -40,8 +40,8 @@ def measure_prompt(
 ) -> tuple[tuple[Request, ...], int]:
     """All turns of a prompt, and how many of them had to be skipped: those that no longer fit the context.
 
-    The history of a later turn is the plain answer, so both ways always continue the same conversation. Which one
-    goes first alternates with the turn and with `number`.
+    The history of a later turn is the plain answer, so both ways always continue the same conversation. Which
+    one goes first alternates with the turn and with `number`.
     """
     requests: list[Request] = []
     messages = opening(prompt)
@@ -51,9 +51,7 @@ def measure_prompt(
             break
         plain, eagle = answer_both_ways(model, prompt_ids, params, eagle_first=(number + turn) % 2 == 1)
         requests.append(
-            Request(
-                turn=turn, prompt_ids=tuple(prompt_ids), plain=Output.of(plain), eagle=Output.of(eagle)
-            )
+            Request(turn=turn, prompt_ids=tuple(prompt_ids), plain=Output.of(plain), eagle=Output.of(eagle))
         )
         if following is not None:
             messages += [

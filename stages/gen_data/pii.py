@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from presidio_analyzer import AnalyzerEngine
 
 MAX_SCAN_CHARS = 20_000
-"""Texts longer than this are not scanned, and so dropped: the time of some expressions grows with the square."""
+"""Texts longer than this are not scanned, and so dropped: a scan of one could take minutes."""
 
-# What every finding contains: an @, the colons of an IPv6 address, or the four digits of the shortest IPv4 address.
+# What every finding has: an @, the colons of an IPv6 address, or the four digits of the shortest IPv4 address.
 _WORTH_SCANNING = re.compile(r"@|:[^:]*:|\d\D*\d\D*\d\D*\d")
 
 

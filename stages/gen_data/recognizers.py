@@ -1,8 +1,9 @@
 """What counts as personal data in a prompt, as presidio recognizers without any network access.
 
-presidio's own recognizers for e-mail, phone, card, IBAN, SSN and IP are kept, and made stricter or more telling where
-prompts need it: half of all prompts hold numbers, and a placeholder in place of a summand spoils the prompt. Scores
-stay presidio's: what is sure by its form alone gets 0.5 or more, what is not needs a word such as "phone" nearby.
+presidio's own recognizers for e-mail, phone, card, IBAN, SSN and IP are kept, and made stricter or more telling
+where prompts need it: many prompts hold numbers, and a placeholder in place of a summand spoils the prompt.
+Scores work as presidio's do: what is sure by its form alone gets 0.5 or more, anything else needs a word such
+as "phone" before it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ SURE = 0.6
 NEEDS_CONTEXT = 0.4
 
 _PHONE_WORDS = [
-    "phone", "phones", "telephone", "tel", "cell", "cellphone", "mobile", "fax", "whatsapp", "sms", "dial", "call",
-    "hotline", "landline", "voicemail",
+    "phone", "phones", "telephone", "tel", "cell", "cellphone", "mobile", "fax", "whatsapp", "sms", "dial",
+    "call", "hotline", "landline", "voicemail",
 ]  # fmt: skip
 _SSN_WORDS = ["ssn", "ssns", "security"]
-_CONTEXT_WORDS_BEFORE, _CONTEXT_WORDS_AFTER = 8, 3
+_CONTEXT_WORDS = 8
 _CARD_NUMBERS = [  # issuer prefix and number of digits; separators anywhere a card has them
     r"4\d{3}(?:[ -]?\d{4}){3}",  # Visa
     r"(?:5[1-5]\d{2}|222[1-9]|22[3-9]\d|2[3-6]\d{2}|27[01]\d|2720)(?:[ -]?\d{4}){3}",  # Mastercard
@@ -43,7 +44,7 @@ _CARD_NUMBERS = [  # issuer prefix and number of digits; separators anywhere a c
     r"35(?:2[89]|[3-8]\d)(?:[ -]?\d{4}){3}",  # JCB
     r"3(?:0[0-5]|[68]\d)\d[ -]?\d{6}[ -]?\d{4}",  # Diners
 ]
-# Three groups as North America writes them, the separators between the first two deciding that this is no sum.
+# Three groups as North America writes them. What separates the first two shows that they are no three numbers.
 _NORTH_AMERICAN = re.compile(r"(?:\+?1[-. ]?)?(?:\(\d{3}\) ?|\d{3}([-.]))\d{3}[-. ]\d{4}")
 # Area code with its leading zero, then groups: 020 7946 0958. Not 0.79460958, not 06 12 18 24 30.
 _TRUNK_ZERO = re.compile(r"\(?0\d{2,4}\)?[- /]\d{3,}(?:[- ]\d{3,})*")
@@ -58,7 +59,7 @@ _domains = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 class Email(EmailRecognizer):
     """An address whose domain ends in a public suffix.
 
-    Every repetition is bounded: presidio's own expression takes a minute for 20,000 characters without a space.
+    Repetitions are bounded: presidio's own expression takes a minute for 20,000 characters without a space.
     """
 
     def __init__(self) -> None:
@@ -146,8 +147,8 @@ class PublicIp(IpRecognizer):
 class Words(NlpEngine):
     """The words of a text, for the context rule.
 
-    A language model's tags and names are of no use to the recognizers above and would take most of the time of a scan;
-    its tokenizer would take minutes over ten thousand symbols in a row.
+    A language model's tags and names are of no use to the recognizers above and would take most of the time of a
+    scan, and spaCy's tokenizer alone takes minutes over ten thousand symbols in a row.
     """
 
     engine_name = "words"
@@ -202,9 +203,7 @@ def make_analyzer() -> AnalyzerEngine:
         registry=RecognizerRegistry(recognizers=recognizers),
         nlp_engine=Words(),
         context_aware_enhancer=LemmaContextAwareEnhancer(
-            context_prefix_count=_CONTEXT_WORDS_BEFORE,
-            context_suffix_count=_CONTEXT_WORDS_AFTER,
-            context_matching_mode="whole_word",
+            context_prefix_count=_CONTEXT_WORDS, context_matching_mode="whole_word"
         ),
         default_score_threshold=MIN_SCORE,
     )

@@ -47,7 +47,7 @@ class Dialogue:
         messages: the chat so far, as the template gets it.
         input_ids: what the target saw and sampled, T ids.
         loss_mask: T numbers, 1 where sampled.
-        rows: parts that are complete. One dialogue becomes more than one row only if the template rewrites history.
+        rows: parts that are complete; more than one only if the template rewrites history.
     """
 
     prompt: Prompt
@@ -65,7 +65,7 @@ class Dialogue:
 
     @property
     def is_over(self) -> bool:
-        """Whether the user has nothing more to say, or the last answer was cut and so cannot be followed up."""
+        """Whether no turn of the user is left, or the last answer was cut and so cannot be followed up."""
         return self._asked == len(self.prompt.turns) or self._finish_reason == "length"
 
     def ask(self, target: Target, room: int) -> bool:
@@ -107,8 +107,8 @@ class Dialogue:
     def _continuation(self, target: Target, rendered: list[int]) -> list[int] | None:
         """What the template puts behind the last answer's end-of-turn token to ask the next question.
 
-        The answer's own ids need not be the tokenizer's choice for its text, so `rendered` is compared in three parts:
-        what was rendered for the last question as ids, the answer as text, and the end of turn as id.
+        The answer's own ids need not be the tokenizer's choice for its text, so `rendered` is compared in three
+        parts: what was rendered for the last question as ids, the answer as text, the end of turn as id.
 
         Returns:
             None if the template shows the past otherwise than the target saw it.

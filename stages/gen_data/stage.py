@@ -1,7 +1,7 @@
-"""Prompts -> conversations: read the prompts, scrub them, leave out duplicates, have the target answer, write token ids.
+"""Prompts -> conversations: read prompts, scrub, leave out duplicates, have the target answer, write token ids.
 
-Prompts are answered in chunks, one shard each. Chunks and seeds follow from the prompts alone, so a run that continues
-behind the last committed shard writes the rows that an undisturbed run would have written.
+Prompts are answered in chunks, one shard each. Chunks and seeds follow from the prompts alone, so a run that
+continues behind the last committed shard writes the rows that an undisturbed run would have written.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GenDataResult(BaseModel):
 
 
 def run(config: GenDataConfig, report: Reporter) -> GenDataResult:
-    """Raises EagleError: prompts that cannot be read, a target without chat template, nothing left to answer."""
+    """Raises EagleError: unreadable prompts, a target without chat template, nothing left to answer."""
     start = time.monotonic()
     tally, scrubber = Tally(), Scrubber()
     prompts = choose(config, tally, scrubber, report)
@@ -120,7 +120,7 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
 
 
 def scrubbed(prompts: Iterable[Prompt], scrubber: Scrubber, tally: Tally) -> Iterator[Prompt]:
-    """The prompts with placeholders for personal data; those that cannot be scanned are left out and counted."""
+    """The prompts with placeholders for personal data; those that cannot be scanned are counted."""
     for prompt in prompts:
         clean = scrubber.scrub(prompt)
         if clean is None:
@@ -140,8 +140,8 @@ def fitting(target: Target, prompts: list[Prompt], answering: AnswerSettings, ta
     tally.too_long = len(prompts) - len(fit)
     if not fit:
         raise EagleError(
-            f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens in the target's "
-            f"context of {target.max_length:,}: lower --max-new-tokens or give shorter prompts"
+            f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens in the "
+            f"target's context of {target.max_length:,}: lower --max-new-tokens or give shorter prompts"
         )
     return fit
 
@@ -154,7 +154,7 @@ def answer(
     shard_rows: int,
     report: Reporter,
 ) -> None:
-    """Has the target answer the prompts that no committed shard has, and commits a shard for every chunk of them."""
+    """Has the target answer the prompts that no committed shard has, and commits a shard a chunk of them."""
     chunks = [prompts[i : i + shard_rows] for i in range(0, len(prompts), shard_rows)]
     done = len(writer.committed)
     answered = sum(map(len, chunks[:done]))

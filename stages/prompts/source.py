@@ -1,7 +1,7 @@
 """Reading prompts: one row of a source becomes one `Prompt`, whatever shape the row has.
 
-Only what users wrote is taken. Answers that a source carries were written by other models or people; they are neither
-the target's words nor, often, free to train on.
+Only what users wrote is taken. Answers that a source carries were written by other models or people; they are
+neither the target's words nor, often, free to train on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def read_prompts(src: str, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a source, all of them by default.
 
     Args:
-        src: `builtin:<name>`, a path or fsspec URI of a `.jsonl` or `.parquet` file, or a Hugging Face data set id.
+        src: `builtin:<name>`, a path or fsspec URI of a `.jsonl` or `.parquet` file, or the id of a Hugging Face
+            data set.
 
     Raises:
         EagleError: as `iter_prompts`.
@@ -192,7 +193,7 @@ def _read_messages(messages: list[Any], where: str) -> tuple[str, tuple[str, ...
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise EagleError(
-                f"{where}: message {place + 1} is {type(message).__name__}, not an object with role and content"
+                f"{where}: message {place + 1} is {type(message).__name__}, not role and content"
             )
         role = message.get("role", message.get("from"))
         content = message.get("content", message.get("value"))

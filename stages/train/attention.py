@@ -6,7 +6,8 @@ each of the steps 1 .. i at the same index, in one softmax (arXiv 2503.01840, se
     out = sum_k P_k v_k,   P = softmax([q . k_0 .. q . k_j, q . own_1 .. q . own_i] / sqrt(D))
 
 Rows are padded for this operation only, and no scores are kept for the backward: it computes them again,
-piece by piece, so that memory is linear in the tokens."""
+piece by piece, so that memory is linear in the tokens.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ class TttBatch:
     The key at index j of a row holds the pair (f_j, x_{j+1}). A query is an index j that predicts: the row's
     supervised position p = j+1 has a target distribution `last[p]` over x_{j+2}. Queries are in the order of
     the supervised positions, so draft step i of query q asks for the distribution of position q+i, if
-    `counted[i, q]`."""
+    `counted[i, q]`.
+    """
 
     aux: Tensor  # [N, 3h]
     tokens: Tensor  # [N] int64, x_{j+1}
@@ -56,7 +57,7 @@ def collate(rows: Sequence[FeatureRow], steps: int) -> TttBatch:
 
     A row's keys end at its last query: a key further on is seen by no query.
     """
-    rows = sorted(rows, key=lambda row: len(row.input_ids), reverse=True)
+    rows = sorted(rows, key=lambda row: int(row.supervised[-1]), reverse=True)
     supervised = [row.supervised for row in rows]
     keys = [int(positions[-1]) for positions in supervised]  # indices 0 .. p-1
     starts = torch.tensor([0, *keys]).cumsum(0).tolist()

@@ -2,7 +2,8 @@
 
 Nothing else is needed. Training draws no random numbers; the order of rows is a function of seed and epoch,
 and the learning rate one of the step. So a run that continues ends in the same weights, bit for bit, as one
-that was never stopped. A file is written whole or not at all."""
+that was never stopped. A file is written whole or not at all.
+"""
 
 from __future__ import annotations
 

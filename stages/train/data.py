@@ -1,5 +1,4 @@
-"""The rows to learn from: which are held out, how often each token is a label, and in what order they
-come."""
+"""The rows to learn from: which are held out, what their labels are, and in what order they come."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -37,13 +36,11 @@ Window = tuple[tuple[RowIndex, ...], ...]
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """The rows of a features artifact: an index in memory, and the shards' files, mapped when they are
-    needed."""
+    """The rows of a features artifact: an index in memory, and shards that are mapped when they are needed."""
 
     paths: tuple[Path, ...]
     sizes: tuple[int, ...]  # bytes of each shard
     rows: tuple[RowIndex, ...]
-    hidden_size: int
 
     @classmethod
     def of(cls, artifact: Artifact) -> FeatureRows:
@@ -54,10 +51,8 @@ class FeatureRows:
         """
         paths = tuple(artifact.local(shard.path) for shard in artifact.manifest.shards)
         rows: list[RowIndex] = []
-        hidden_size = 0
         for number, path in enumerate(paths):
             shard = FeatureShard.from_file(path)
-            hidden_size = shard.hidden_size
             positions = supervised_positions(shard.loss_mask, shard.row_offsets)
             supervised = torch.searchsorted(positions, shard.row_offsets).diff().tolist()
             rows += [
@@ -67,37 +62,34 @@ class FeatureRows:
             ]
         if not rows:
             raise EagleError(
-                f"{artifact.uri} has no supervised position, every loss mask is zero: make the conversations again "
-                "with eagle gen-data, and features from them"
+                f"{artifact.uri} has no supervised position, every loss mask is zero: make the conversations "
+                "again with eagle gen-data, and features from them"
             )
-        return cls(paths, tuple(shard.bytes for shard in artifact.manifest.shards), tuple(rows), hidden_size)
+        return cls(paths, tuple(shard.bytes for shard in artifact.manifest.shards), tuple(rows))
 
     def label_counts(self, rows: Iterable[RowIndex], vocab_size: int) -> Tensor:
         """int64 [V]: how often each token is the label of a supervised position of these rows."""
         counts = torch.zeros(vocab_size, dtype=torch.int64)
-        for row in self.read(rows):
-            counts += torch.bincount(row.input_ids[row.supervised + 1].long(), minlength=vocab_size)
+        for number, members in groupby(rows, lambda row: row.shard):
+            content = self._open(number)
+            labels = [content[row.row].input_ids[content[row.row].supervised + 1] for row in members]
+            counts += torch.bincount(torch.cat(labels).long(), minlength=vocab_size)
         return counts
-
-    def read(self, rows: Iterable[RowIndex]) -> Iterator[FeatureRow]:
-        """The rows in the order given; quick if those of a shard are together."""
-        opened, content = -1, []
-        for row in rows:
-            if row.shard != opened:
-                opened, content = row.shard, list(FeatureShard.from_file(self.paths[row.shard]).rows())
-            yield content[row.row]
 
     def batches(self, windows: Iterable[Window], skip: int = 0) -> Iterator[list[FeatureRow]]:
         """The batches of windows, behind the first `skip`; one window's shards are open at a time."""
         for window in windows:
             if skip < len(window):
                 shards = {
-                    number: list(FeatureShard.from_file(self.paths[number]).rows())
-                    for number in sorted({row.shard for batch in window for row in batch})
+                    number: self._open(number) for number in {row.shard for batch in window for row in batch}
                 }
                 for batch in window[skip:]:
                     yield [shards[row.shard][row.row] for row in batch]
             skip = max(0, skip - len(window))
+
+    def _open(self, number: int) -> list[FeatureRow]:
+        """The rows of a shard; their content is read from the disk when it is used."""
+        return list(FeatureShard.from_file(self.paths[number]).rows())
 
 
 @dataclass(frozen=True)
@@ -119,8 +111,7 @@ class TrainingPlan:
 
 
 def hold_out(rows: Sequence[RowIndex], share: float, seed: int) -> tuple[list[RowIndex], list[RowIndex]]:
-    """Splits rows into those to train on and those held out, whole conversations, by a hash of seed and row
-    id.
+    """Splits rows into those to train on and those held out, whole conversations, by a hash of seed and id.
 
     Holds out at least one conversation if `share` is above 0, and never the only one.
     """
@@ -153,8 +144,7 @@ def plan_training(
 
 
 def split_batches(rows: Sequence[RowIndex], batch_tokens: int) -> Window:
-    """Cuts rows, in order, into batches of about equal supervision, as near to `batch_tokens` each as may
-    be."""
+    """Cuts rows, in order, into batches of about equal supervision, as near to `batch_tokens` as may be."""
     total = sum(row.supervised for row in rows)
     number = max(1, round(total / batch_tokens))
     batches: list[list[RowIndex]] = [[] for _ in range(number)]

@@ -2,14 +2,15 @@
 
 For draft step i of query q, asked for the target's distribution P at position t = q+i:
 
-    P      = softmax over the draft vocabulary of lm_head(last_t)            (fp32)
-    loss_i = mean over counted q of  logsumexp(z) - sum_v P_v z_v,           z = logits of the draft state [Vd]
-    loss   = sum_i decay^i loss_i,         d loss / d z = decay^i / count_i * (softmax(z) - P)
+    P      = softmax over the draft vocabulary of lm_head(last_t), in fp32
+    loss_i = mean over counted q of  logsumexp(z) - sum_v P_v z_v,  z the logits of the draft state [Vd]
+    loss   = sum_i decay^i loss_i,  d loss / d z = decay^i / count_i * (softmax(z) - P)
 
 A pair (i, q) counts if its position is supervised in the same turn (`TttBatch.counted`) and the target's most
 likely token is in the draft vocabulary. `soft_cross_entropy` works position by position, so that P is
 computed once for all steps, and takes the gradients in the same pass as the loss;
-`reference_soft_cross_entropy` is the plain formula."""
+`reference_soft_cross_entropy` is the plain formula.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,7 @@ LOGITS_AT_ONCE = 1 << 23
 """Most draft logits in memory at a time (with one position as the least piece)."""
 
 CACHED_LOGITS = 1 << 20
-"""Most draft logits in fp32 at a time on a CPU: elementwise passes are several times slower outside its
-cache."""
+"""Most draft logits in fp32 at a time on a CPU: passes over more than its cache holds are several times slower."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class TargetLogits:
     labels: Tensor  # [Q] int64, draft id of the target's most likely token; -1 outside the draft vocabulary
 
     def logits(self, positions: Tensor) -> Tensor:
-        """[c, Vd] of positions [c]; their softmax is the distribution renormalised over the draft
-        vocabulary."""
+        """[c, Vd] of positions [c]; their softmax is renormalised over the draft vocabulary by itself."""
         logits = self.last[positions] @ self.weight.T
         if self.bias is not None:
             logits = logits + self.bias
@@ -56,7 +55,8 @@ class StepLosses:
     """Loss and top-1 agreement of each draft step, as sums and counts, so that batches add up.
 
     A position whose most likely token is outside the draft vocabulary is in `asked`, as a miss, and not in
-    `counted`."""
+    `counted`.
+    """
 
     loss_sum: Tensor  # [S] fp32
     counted: Tensor  # [S] int64, pairs in the loss
@@ -123,7 +123,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
         grad_states = torch.zeros_like(states)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         positions = (target.labels >= 0).nonzero().squeeze(1)
-        for at in positions.split(max(1, LOGITS_AT_ONCE // (steps * len(weight)))):  # [c]
+        at_once = max(1, LOGITS_AT_ONCE // (steps * len(weight)))
+        for start in range(0, len(positions), at_once):
+            at = positions[start : start + at_once]  # [c]
             query = at - shifts  # [S, c]
             asks = (query >= 0) & pairs[shifts, query.clamp(min=0)]
             query = query.clamp(min=0)
@@ -151,8 +153,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Soft cross-entropy [S, c] and whether the label wins [S, c]; puts softmax(z) - P in the place of the
-    logits z.
+    """Soft cross-entropy and whether the label wins, [S, c] each; puts softmax(z) - P in the place of logits z.
 
     logits [S, c, Vd], target_logits [c, Vd], labels [c]. Goes over pieces that stay in the processor's cache.
     """
@@ -168,7 +169,7 @@ def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) ->
         agrees.append(label == highest)
         expected = (z * p).sum(-1)
         softmax = z.softmax(-1)
-        # The largest probability is at least 1/Vd, so this is exact where a sum of exponentials would be one more pass.
+        # log-sum-exp without one more pass; the largest probability is at least 1/Vd, so its log is exact.
         losses.append(highest - softmax.amax(-1).log() - expected)
         logits[:, piece] = softmax.sub_(p)
     return torch.cat(losses, dim=1), torch.cat(agrees, dim=1)

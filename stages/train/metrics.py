@@ -1,5 +1,6 @@
 """Training and held-out measures, kept as sums and counts so that they do not depend on how rows are
-batched."""
+batched.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Agreement:
     """How often the head's most likely token is the target's, on rows it has not trained on.
 
     The chain is what greedy decoding with S drafts a step would accept: from each query that has all S
-    labels, the draft steps before the first miss. Tokens outside the draft vocabulary are misses."""
+    labels, the draft steps before the first miss. Tokens outside the draft vocabulary are misses.
+    """
 
     agreed: tuple[int, ...]  # [S]
     asked: tuple[int, ...]  # [S]

@@ -2,7 +2,8 @@
 head.
 
 A checkpoint is written about every minute; the same command run again continues from it, with the same
-result."""
+result.
+"""
 
 from __future__ import annotations
 
@@ -57,21 +58,23 @@ class TrainResult(BaseModel):
         share = self.parameters / self.target_parameters
         made = f"in {self.seconds:.0f} s" if self.seconds else "already complete"
         text = (
-            f"{self.output}: {self.head} head of {self.parameters / 1e6:.1f} M parameters ({share:.1%} of the "
-            f"target's), {self.draft_vocab_size:,} draft tokens, {self.steps:,} steps on {self.train_tokens:,} "
-            f"tokens, {made}"
+            f"{self.output}: {self.head} head of {self.parameters / 1e6:.1f} M parameters "
+            f"({share:.1%} of the target's), {self.draft_vocab_size:,} draft tokens, "
+            f"{self.steps:,} steps on {self.train_tokens:,} tokens, {made}"
         )
         if self.holdout_rows:
             text += (
                 f"; held out: agreement {format_rates(self.holdout_agreement)}, "
-                f"{self.holdout_tokens_per_step:.2f} tokens a step with a greedy chain of {len(self.holdout_agreement)}"
+                f"{self.holdout_tokens_per_step:.2f} tokens a step with a greedy chain of "
+                f"{len(self.holdout_agreement)}"
             )
         return text
 
 
 def run(config: TrainConfig, report: Reporter) -> TrainResult:
     """Raises EagleError: nothing to learn from, an output that was made otherwise, or a loss that is not
-    finite."""
+    finite.
+    """
     start = time.monotonic()
     features = open_artifact(config.features, "features")
     if artifact_state(config.output) == "complete" and not config.overwrite:

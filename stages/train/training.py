@@ -82,7 +82,8 @@ class Training:
         if not math.isfinite(loss.item()) or not math.isfinite(norm):
             raise EagleError(
                 f"at step {number + 1} the loss is {loss.item():.4g} and the gradient's norm {norm:.4g}: "
-                f"use a lower --lr than {recipe.lr:g}, or --dtype float32; if it stays so, extract the features again"
+                f"use a lower --lr than {recipe.lr:g}, or --dtype float32; if it stays so, "
+                "extract the features again"
             )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(number, recipe.total_steps, recipe.lr, recipe.warmup)

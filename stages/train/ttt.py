@@ -3,7 +3,8 @@
 Step i of the query at index j takes the token x_{j+1+i}, its own output of step i-1 as the feature (step 0:
 the fused target features), RoPE position j+i, and predicts x_{j+2+i}. Gradients flow through all steps (arXiv
 2503.01840, 3.2). Equal to drafting a chain of i+1 tokens from the prefix that ends at j, if the tokens
-drafted are the true ones."""
+drafted are the true ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def ttt_hidden(head: Eagle3Head, batch: TttBatch, steps: int) -> list[Tensor]:
     """The head's pre-norm states of each draft step, [Q, h] each.
 
     All key tokens pass through `fuse` and the key and value projections; everything else is computed for
-    queries only, as nothing else looks at the other tokens' states."""
+    queries only, as nothing else looks at the other tokens' states.
+    """
     dtype = batch.aux.dtype
     features = head.fuse(batch.aux)  # [N, h]
     inputs = head.attention_input(head.embed(batch.tokens).to(dtype), features)  # [N, 2h]

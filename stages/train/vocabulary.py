@@ -42,7 +42,8 @@ def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
     total = int(label_counts.sum())
     if size > len(label_counts):
         raise EagleError(
-            f"--draft-vocab-size {size} is more than the {len(label_counts)} tokens of the target: use 0 (automatic)"
+            f"--draft-vocab-size {size} is more than the {len(label_counts)} tokens of the target: "
+            "use 0 (automatic)"
         )
     frequency, by_frequency = label_counts.sort(descending=True, stable=True)
     covered = frequency.cumsum(0)
@@ -55,7 +56,8 @@ def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
 
 def draft_labels(target_ids: Tensor, draft_ids: Tensor) -> Tensor:
     """Draft ids of target ids, int64, same shape; -1 for those outside the draft vocabulary (int64 [Vd],
-    ascending)."""
+    ascending).
+    """
     target_ids = target_ids.to(draft_ids.dtype)
     at = torch.searchsorted(draft_ids, target_ids).clamp(max=len(draft_ids) - 1)
     return torch.where(draft_ids[at] == target_ids, at, -1)

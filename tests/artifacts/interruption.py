@@ -36,8 +36,9 @@ def make(uri: str, scratch: Path, *, seed: int = 0, overwrite: bool = False, fin
             writer.add_shard(f"part-{number}.bin", data, rows=number, note={"number": number})
         writer.add_file("state/now.bin", b"state - of %d" % seed)
         writer.add_file("only-here.json" if seed else "config.json", b"{}")
+        writer.add_file("scratch.bin", b"needed until the end")
         if finish:
-            writer.finish({"rows": 3})
+            writer.finish({"rows": 3}, drop=["scratch.bin"])
 
 
 def contents(uri: str, *, without_created: bool = False) -> dict[str, bytes]:

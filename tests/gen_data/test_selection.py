@@ -24,7 +24,7 @@ def test_sources_take_turns_until_all_are_used_up(tmp_path):
 def test_an_empty_source_is_refused_even_if_others_give_enough(tmp_path):
     full = str(write_jsonl(tmp_path / "full.jsonl", [{"prompt": "a"}] * 3))
     empty = str(write_jsonl(tmp_path / "empty.jsonl", []))
-    with pytest.raises(EagleError, match="empty.jsonl has no rows"):
+    with pytest.raises(EagleError, match=r"empty\.jsonl has no rows"):
         list(take_turns([full, empty], Tally()))
 
 

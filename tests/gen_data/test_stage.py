@@ -147,7 +147,7 @@ def test_other_settings_or_prompts_are_refused_until_overwritten(folder):
     with pytest.raises(EagleError, match=r"seed.*--overwrite"):
         run(base.model_copy(update={"seed": 1}), QUIET)
     write_jsonl(prompts, ROWS[1:3])
-    with pytest.raises(EagleError, match=r"prompts_digest.*--overwrite"):
+    with pytest.raises(EagleError, match=r"prompts-digest.*--overwrite"):
         run(base, QUIET)
     assert run(base.model_copy(update={"overwrite": True}), QUIET).rows == 2
 

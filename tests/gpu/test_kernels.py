@@ -1,4 +1,4 @@
-"""The Triton kernels compiled for the GPU at hand: the interpreter's claims, bf16, and sizes of real models."""
+"""The Triton kernels compiled for the GPU at hand: the interpreter's claims, bf16, real models' sizes."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,12 +53,13 @@ def compiled(
     Args:
         kernel: module:function below `kernels`.
         arch: CUDA compute capability or gfx name.
-        pointers: type of the model's own tensors; what a kernel keeps for itself has the types of its launcher.
+        pointers: type of the model's own tensors; a kernel's other arguments have their launcher's types.
         constants: values of compile-time parameters, and of integers that a launch specialises for being 1.
     """
     pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+    from triton import compile as compile_kernel
+    from triton.compiler import ASTSource
 
     module, name = kernel.split(":")
     function = getattr(importlib.import_module(f"kernels.{module}"), name)
@@ -81,16 +83,26 @@ def compiled(
     cuda = arch.isdigit()
     target = GPUTarget("cuda", int(arch), 32) if cuda else GPUTarget("hip", arch, 64)
     source = ASTSource(fn=function, signature=types, constexprs=constants)
-    binary = compile(source, target=target, options={"enable_fp_fusion": True} | (options or {}))
+    binary = compile_kernel(source, target=target, options={"enable_fp_fusion": True} | (options or {}))
     assert binary.asm["cubin" if cuda else "hsaco"]
     assert binary.metadata.shared <= SHARED_BYTES[arch]
     return binary
 
 
-ATTENTION = {"KEYS": 64, "DIM": 64, "WINDOW": False, "SOFTCAP": False}
 ONE_NODE = {"nodes": 1, "kv_heads": 1, "group": 1}
-STAGES = {"num_warps": 4, "num_stages": 2}
+PLAIN = {"WINDOW": False, "SOFTCAP": False}
+MASKED = {"WINDOW": True, "SOFTCAP": True}
 slow = pytest.mark.slow
+
+
+def compiled_attention(arch: str, dtype: str, dim: int, rows: int | None = None, **constants: int | bool):
+    from kernels.tree_attention_triton import blocks
+
+    most_rows, keys = blocks(getattr(torch, dtype), dim)
+    pointers = {"bfloat16": "*bf16", "float32": "*fp32"}[dtype]
+    options = {"num_warps": 4, "num_stages": 2}
+    constants |= {"ROWS": rows or most_rows, "KEYS": keys, "DIM": dim}
+    return compiled("tree_attention_triton:_split_kernel", arch, pointers, options, **constants)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +122,20 @@ class TestCompilesAheadOfTime:
         compiled("compact_triton:_compact_kernel", arch, "*bf16", DIM=128)
         compiled("compact_triton:_compact_kernel", arch, "*bf16", DIM=64, layers=1, nodes=1, stride_dim=1)
 
-    def test_attention(self, arch):
-        split, merge = "tree_attention_triton:_split_kernel", "tree_attention_triton:_merge_kernel"
-        assert "mma" in str(compiled(split, arch, "*bf16", STAGES, ROWS=16, **ATTENTION).asm)
+    def test_attention_to_the_matrix_units(self, arch):
+        binary = compiled_attention(arch, "bfloat16", 64, rows=16, **PLAIN)
+        assert any("mma" in text for text in (binary.asm.get("ptx", ""), binary.asm.get("amdgcn", "")))
+
+    def test_the_merge_of_splits(self, arch):
+        merge = "tree_attention_triton:_merge_kernel"
         compiled(merge, arch, "*bf16", SPLITS=32, DIM=64)
         compiled(merge, arch, "*bf16", SPLITS=1, DIM=64, splits=1, nodes=1, query_heads=1)
 
     @slow
-    def test_attention_of_large_heads_windows_caps_single_nodes_and_fp32(self, arch):
-        split = "tree_attention_triton:_split_kernel"
-        full = {"KEYS": 64, "DIM": 256, "WINDOW": True, "SOFTCAP": True}
-        compiled(split, arch, "*bf16", STAGES, ROWS=64, **full)
-        compiled(split, arch, "*bf16", STAGES, ROWS=16, **ATTENTION, **ONE_NODE)
-        compiled(split, arch, "*fp32", STAGES, ROWS=16, **full | {"KEYS": 16})
+    @pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", 128), ("bfloat16", 256), ("float32", 256)])
+    def test_attention_with_full_tiles_window_and_cap(self, arch, dtype, dim):
+        compiled_attention(arch, dtype, dim, **MASKED)
+
+    @slow
+    def test_attention_of_a_single_node_and_head(self, arch):
+        compiled_attention(arch, "bfloat16", 64, rows=16, **PLAIN, **ONE_NODE)

@@ -27,6 +27,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.2, "top_p": 0.9, "seed": -5, "max_tokens": 60, "extra_body": {"top_k": 40}},
 ]
 LONG = {"max_tokens": 250, "ignore_eos": True}
+MEDIUM = {"max_tokens": 120, "ignore_eos": True}
 
 
 def expected(plain: EagleModel, content: str, **params: Any) -> str:
@@ -164,11 +165,11 @@ def test_clients_that_leave_before_the_answer_free_the_engine_and_the_queue(serv
 
 def test_a_full_queue_is_answered_429_with_a_time_to_come_back(plain: EagleModel) -> None:
     with running_server(plain, max_queue=1) as server, ThreadPoolExecutor(2) as clients:
-        jobs = [clients.submit(server.chat, **LONG)]
+        jobs = [clients.submit(server.chat, **MEDIUM)]
         assert soon(lambda: server.engine.running == 1)
-        jobs.append(clients.submit(server.chat, **LONG))
+        jobs.append(clients.submit(server.chat, **MEDIUM))
         assert soon(lambda: server.engine.waiting == 1)
-        refused = server.chat(**LONG)
+        refused = server.chat(**MEDIUM)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "queue_full"
@@ -177,10 +178,10 @@ def test_a_full_queue_is_answered_429_with_a_time_to_come_back(plain: EagleModel
 
 def test_a_server_that_stops_finishes_what_runs_and_turns_away_what_waits(plain: EagleModel) -> None:
     with running_server(plain) as server, ThreadPoolExecutor(3) as clients:
-        runs = clients.submit(server.chat, **LONG)
+        runs = clients.submit(server.chat, **MEDIUM)
         assert soon(lambda: server.engine.running == 1)
-        waits = clients.submit(server.chat, **LONG)
-        streams = clients.submit(server.chat, **LONG, stream=True)
+        waits = clients.submit(server.chat, **MEDIUM)
+        streams = clients.submit(server.chat, **MEDIUM, stream=True)
         assert soon(lambda: server.engine.waiting == 2)
         server.server.stop()
         assert (waits.result().status_code, waits.result().json()["error"]["code"]) == (
@@ -188,7 +189,7 @@ def test_a_server_that_stops_finishes_what_runs_and_turns_away_what_waits(plain:
             "server_stopping",
         )
         assert '"code": "server_stopping"' in streams.result().text
-        assert runs.result().json()["usage"]["completion_tokens"] == LONG["max_tokens"]
+        assert runs.result().json()["usage"]["completion_tokens"] == MEDIUM["max_tokens"]
 
 
 def test_a_client_that_does_not_finish_its_request_does_not_keep_the_server_from_stopping(

@@ -77,19 +77,19 @@ def ask(base_url: str, max_tokens: int) -> httpx.Response:
     return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
 
 
-def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Path) -> None:
+def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Path, head_folder: str) -> None:
     with (
-        serve_process(tiny_folder, "--json", "--served-model-name", "mine") as serving,
+        serve_process(tiny_folder, "--json", "--served-model-name", "mine", "--head", head_folder) as serving,
         ThreadPoolExecutor(1) as clients,
     ):
-        answer = clients.submit(ask, serving.url, 200)
+        answer = clients.submit(ask, serving.url, 100)
         assert soon(lambda: httpx.get(f"{serving.url}/health").json()["running"] == 1)
         assert serving.stop(signal.SIGINT) == 0
         assert '"finish_reason":"length"' in answer.result().text
         assert answer.result().text.endswith("data: [DONE]\n\n")
         result = json.loads(serving.stdout())
         assert (result["model"], result["requests"], result["url"]) == ("mine", 1, serving.url)
-        assert any("tok/s" in line for line in serving.log)
+        assert any("tok/s" in line and "accepted/step" in line for line in serving.log)
         assert "Traceback" not in "\n".join(serving.log)
 
 

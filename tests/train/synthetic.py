@@ -38,7 +38,8 @@ def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def make_row(mask: Sequence[int], seed: int, row_id: int = 0, tokens: int = VOCAB) -> FeatureRow:
     """A row with this loss mask; its labels are what the target's lm_head makes of `last`, among the first
-    `tokens`."""
+    `tokens`.
+    """
     random = torch.Generator().manual_seed(seed)
     loss_mask = torch.tensor(mask, dtype=torch.uint8)
     positions = supervised_positions(loss_mask, torch.tensor([0, len(mask)]))

@@ -20,7 +20,8 @@ def make_index(conversations: int, rows_each: int = 1, per_shard: int = 10) -> l
 def test_whole_conversations_are_held_out_the_same_ones_for_a_seed():
     rows = make_index(40, rows_each=3)
     train, held = hold_out(rows, 0.1, seed=0)
-    assert len({row.row_id for row in held}) == 4 and len(held) == 12
+    assert len({row.row_id for row in held}) == 4
+    assert len(held) == 12
     assert not {row.row_id for row in held} & {row.row_id for row in train}
     assert hold_out(rows[::-1], 0.1, seed=0)[1] == held[::-1]
     assert hold_out(rows, 0.1, seed=1)[1] != held

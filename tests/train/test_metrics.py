@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from stages.train.metrics import Agreement, measure_agreement
 from stages.train.batch import collate
+from stages.train.metrics import Agreement, measure_agreement
 from tests.train.synthetic import make_head, make_row
 
 
@@ -11,7 +11,8 @@ def test_a_chain_is_accepted_up_to_its_first_miss():
     hits = torch.tensor([[1, 1, 0, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 0, 1]]).bool()
     counted = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
     agreement = Agreement.of(hits, counted)
-    assert agreement.agreed == (4, 3, 3) and agreement.asked == (5, 4, 4)
+    assert agreement.agreed == (4, 3, 3)
+    assert agreement.asked == (5, 4, 4)
     assert (agreement.chains, agreement.accepted) == (4, 3 + 1 + 0 + 2), (
         "the last query has no chain of three"
     )
@@ -33,4 +34,5 @@ def test_labels_outside_the_draft_vocabulary_are_misses():
     head.set_vocabulary(row.target_argmax[:1].long())
     agreement = measure_agreement(head, collate([row], 2), 2)
     same = row.target_argmax == row.target_argmax[0]
-    assert agreement.agreed == (int(same.sum()), int(same[1:].sum())) and agreement.asked == (29, 28)
+    assert agreement.agreed == (int(same.sum()), int(same[1:].sum()))
+    assert agreement.asked == (29, 28)

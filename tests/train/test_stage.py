@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,13 @@ def test_the_artifact_is_a_head_that_loads_with_its_measures(features: str, tmp_
     assert [parent.kind for parent in manifest.parents] == ["features"]
     assert manifest.target == open_artifact(features, "features").manifest.target
     head = load_head(artifact, dtype=torch.float32, device="cpu")
-    assert head.config.draft_vocab_size == 64 and head.config.torch_dtype == "bfloat16"
+    assert head.config.draft_vocab_size == 64
+    assert head.config.torch_dtype == "bfloat16"
     assert result.parameters == sum(p.numel() for p in head.parameters() if p is not head.embed_tokens.weight)
-    assert result.holdout_rows == 1 and result.train_rows == 11
-    assert len(result.holdout_agreement) == 3 and 1 <= result.holdout_tokens_per_step <= 4
+    assert result.holdout_rows == 1
+    assert result.train_rows == 11
+    assert len(result.holdout_agreement) == 3
+    assert 1 <= result.holdout_tokens_per_step <= 4
     again = run(make_config(features, tmp_path / "head", draft_vocab_size=64), QUIET)
     assert again == result.model_copy(update={"seconds": 0.0})
     assert "already complete" in again.summary()
@@ -151,4 +155,5 @@ def test_a_head_is_no_features(features: str, tmp_path: Path):
 def test_the_learning_rate_rises_then_falls_to_nothing():
     rates = [learning_rate(step, 100, 1.0, 0.05) for step in range(100)]
     assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-    assert all(a > b for a, b in zip(rates[5:], rates[6:], strict=False)) and rates[-1] < 0.001
+    assert all(a > b for a, b in pairwise(rates[5:]))
+    assert rates[-1] < 0.001

@@ -22,7 +22,8 @@ MASKS = (
 
 def draft_chain(head: Eagle3Head, row: FeatureRow, j: int, drafted: list[int]) -> list[torch.Tensor]:
     """What serving does: prefill the head on 0 .. j, then draft on, token by token, one key after the
-    other."""
+    other.
+    """
     ids = row.input_ids.long()
     groups = head.config.num_attention_heads // head.config.num_key_value_heads
     keys: list[torch.Tensor] = []
