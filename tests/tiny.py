@@ -41,9 +41,9 @@ def make_tiny_target(
     """Writes config, float32 weights, tokenizer and chat template to `path`.
 
     The same arguments give the same files. Every id of the vocabulary is a real token and any text can be
-    encoded: 256 bytes, pairs of characters, three special tokens at the end. The end-of-turn token `<|im_end|>`
-    wins at about 4 % of positions, so that greedy answers end both ways ("stop" and "length"). Needs
-    vocab >= 259, and layers >= 7 for distinct feature layers.
+    encoded: 256 bytes, pairs of characters, three special tokens at the end. The end-of-turn token wins at
+    about 4 % of positions, so that greedy answers end both ways ("stop" and "length"). Needs vocab >= 259,
+    and layers >= 7 for distinct feature layers.
     """
     path = Path(path)
     tokenizer = _tokenizer(vocab, max_length, chat_template)

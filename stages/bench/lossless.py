@@ -1,9 +1,9 @@
 """Whether EAGLE's answers are the target's own, and what explains each that differs.
 
 Both ways compute the same function, but in half precision a forward over a tree rounds differently from a
-forward over one token. Where two tokens are almost equally good, either may then win, and from there the texts
-go apart. Such a near-tie shows in float32: at that prefix both tokens lie within a small gap of the highest
-score. Anything else is a fault, and so is any difference at all in float32.
+forward over one token. Where two tokens are almost equally good, either may then win, and from there the
+texts go apart. Such a near-tie shows in float32: at that prefix both tokens lie within a small gap of the
+highest score. Anything else is a fault, and so is any difference at all in float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The lossless speculative engine: draft trees, drafters, sampling, verification, and the loop that joins them."""
+"""The lossless speculative engine: draft trees, drafters, sampling, verification, and the loop that joins
+them."""
 
 from stages.decoding.batch import GenerationRequest, GenerationResult, generate_batch
 from stages.decoding.decoder import Decoder, DecodeStats

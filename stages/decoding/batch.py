@@ -59,8 +59,9 @@ def generate_batch(
 ) -> Iterator[GenerationResult]:
     """Answer the requests, yielding each as it finishes.
 
-    Slots 0 .. n-1 hold the running sequences, so every forward reads one run of slots; when a sequence ends, a waiting one
-    takes its place, or the last one moves into it. Long prompts start first, which keeps those that run together alike.
+    Slots 0 .. n-1 hold the running sequences, so every forward reads one run of slots; when a sequence ends,
+    a waiting one takes its place, or the last one moves into it. Long prompts start first, which keeps those
+    that run together alike.
 
     Raises:
         EagleError: a prompt is empty or leaves no room in the target's context.
@@ -68,7 +69,8 @@ def generate_batch(
     for request in requests:
         if not 0 < len(request.prompt_ids) < target.max_length:
             raise EagleError(
-                f"prompt {request.id} has {len(request.prompt_ids)} tokens; the target's context takes 1 to {target.max_length - 1}"
+                f"prompt {request.id} has {len(request.prompt_ids)} tokens; the target takes 1 to "
+                f"{target.max_length - 1}"
             )
     waiting = deque(sorted(requests, key=lambda r: (-len(r.prompt_ids), r.id)))
     if not waiting:
@@ -93,7 +95,7 @@ def generate_batch(
 def _start(
     target: Target, forward: SlotForward, waiting: deque[GenerationRequest], first: int, free: int
 ) -> list[_Running]:
-    """Prefill waiting requests of like length into the slots from ``first`` on, and choose their first tokens."""
+    """Prefill waiting requests of like length into slots from ``first`` on, and choose their first tokens."""
     group = [waiting.popleft()]
     longest = len(group[0].prompt_ids)
     while waiting and len(group) < free and longest * (len(group) + 1) <= PREFILL_TOKENS:
@@ -101,7 +103,8 @@ def _start(
     pad = target.tokenizer.pad_token_id or 0
     ids = [r.prompt_ids + [pad] * (longest - len(r.prompt_ids)) for r in group]
     tokens = torch.tensor(ids, device=target.device)
-    # Rows behind a short prompt hold padding until its own tokens overwrite them; causality hides them until then.
+    # Rows behind a short prompt hold padding until its own tokens overwrite them; causality hides them
+    # until then.
     step = SlotStep.causal(forward.cache, first, [0] * len(group), longest)
     states = forward(tokens, torch.arange(longest, device=target.device).expand_as(tokens), step)
     last = torch.tensor([len(r.prompt_ids) - 1 for r in group], device=target.device)
@@ -128,7 +131,8 @@ def _step(target: Target, forward: SlotForward, running: list[_Running]) -> None
 
 @torch.inference_mode()
 def _choose(target: Target, last: torch.Tensor, positions: torch.Tensor, running: list[_Running]) -> None:
-    """Draw each sequence's next token from its state in last [B, 1, h]; positions [B, 1] are those of the states."""
+    """Draw each sequence's next token from its state in last [B, 1, h]; positions [B, 1] are those of the
+    states."""
     params = [r.request.params for r in running]
     keys = SamplingTensors.of(params, target.device)
     logits = filter_logits(target.logits(last), params)

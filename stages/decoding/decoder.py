@@ -1,9 +1,9 @@
-"""The decode loop: draft, verify, keep what the target agrees with, extend. Plain decoding is the same loop, undrafted.
+"""The decode loop: draft, verify, keep what the target agrees with, extend; plain decoding is the same loop.
 
-    tree   = drafter.propose()            the head guesses what follows the root
-    states = target(tree)                 one forward over all nodes
-    accept = accept_tree(logits)          the target's own token at every node, then one walk
-    keep, drafter.extend                  accepted rows become the prefix, their true features feed the head
+tree   = drafter.propose()            the head guesses what follows the root
+states = target(tree)                 one forward over all nodes
+accept = accept_tree(logits)          the target's own token at every node, then one walk
+keep, drafter.extend                  accepted rows become the prefix, their true features feed the head
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class DecodeStats:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens a verify step puts out, the target's own included (tau of the papers); 1 for plain decoding."""
+        """Tokens a verify step puts out, the target's own included (tau of the papers); 1 for plain
+        decoding."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
@@ -75,7 +76,9 @@ class Decoder:
         prompt = len(prompt_ids)
         room = self.target.max_length - prompt
         if not prompt or room < 1:
-            raise EagleError(f"the prompt has {prompt} tokens; the target's context takes 1 to {self.target.max_length - 1}")
+            raise EagleError(
+                f"the prompt has {prompt} tokens; the target takes 1 to {self.target.max_length - 1}"
+            )
         cap = min(params.max_new_tokens, room)
         end_ids = params.end_ids(self.target.eos_ids)
         rows = prompt + cap + 64
@@ -110,7 +113,9 @@ class Decoder:
             output += len(tokens)
             token = tokens[-1]
             if drafter is not None and token not in end_ids and output < cap:
-                self.forward.cache.keep(_slot(self.target), _at(root_position, self.target), accepted.path, accepted.count)
+                self.forward.cache.keep(
+                    _slot(self.target), _at(root_position, self.target), accepted.path, accepted.count
+                )
                 assert features is not None
                 drafter.extend(features[:, path], torch.tensor([tokens], device=self.target.device))
             now = time.perf_counter()

@@ -20,7 +20,8 @@ class Drafter(Protocol):
         """Begin a new sequence of at most ``rows`` tokens, drafted ones included."""
 
     def extend(self, features: Tensor, tokens: Tensor) -> None:
-        """Take verified pairs (f_i, x_{i+1}): target features [1, N, 3h] and the tokens that follow them, [1, N].
+        """Take verified pairs (f_i, x_{i+1}): target features [1, N, 3h] and the tokens that follow them,
+        [1, N].
 
         The last token becomes the root of the next tree. State drafted before is dropped.
         """
@@ -32,8 +33,8 @@ class Drafter(Protocol):
 class Eagle3Drafter:
     """Drafts with an EAGLE-3 head (EAGLE-2's tree over EAGLE-3's recurrence).
 
-    The head's stable cache holds one row a verified pair, made from true target features; the rows of drafted nodes lie
-    behind them and are overwritten by the next ``extend``.
+    The head's stable cache holds one row a verified pair, made from true target features; the rows of
+    drafted nodes lie behind them and are overwritten by the next ``extend``.
     """
 
     def __init__(self, head: Eagle3Head, tree: TreeConfig, device: torch.device) -> None:

@@ -36,7 +36,9 @@ class EagleModel:
     Not safe to use from several threads at once.
     """
 
-    def __init__(self, target: Target, head: Eagle3Head | None = None, tree: TreeConfig | None = None) -> None:
+    def __init__(
+        self, target: Target, head: Eagle3Head | None = None, tree: TreeConfig | None = None
+    ) -> None:
         self.target = target
         self.head = head
         self.tree = tree or TreeConfig()
@@ -67,7 +69,9 @@ class EagleModel:
             EagleError: one of them cannot be loaded, or the head was trained for another target.
         """
         config = TreeConfig.parse(tree) if isinstance(tree, str) else tree
-        artifact = open_artifact(head, "head") if head is not None else None  # refused before the target is loaded
+        artifact = (
+            open_artifact(head, "head") if head is not None else None
+        )  # refused before the target is loaded
         loaded = load_target(target, device, dtype) if isinstance(target, str) else target
         if artifact is None:
             return cls(loaded, None, config)
@@ -75,7 +79,8 @@ class EagleModel:
         return cls(loaded, load_head(artifact, dtype=loaded.dtype, device=loaded.device), config)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Prompt ids: of plain text as one user turn, of chat messages by the target's template, or ids as they are.
+        """Prompt ids: of plain text as one user turn, of chat messages by the target's template, or ids as
+        they are.
 
         Raises:
             EagleError: the prompt is empty, or the target has no chat template.
@@ -92,7 +97,9 @@ class EagleModel:
         """Decode one prompt to its end; ``speculative=False`` leaves the head out."""
         prompt_ids = self.encode(prompt)
         stats = DecodeStats()
-        token_ids = [token for tokens in self._run(prompt_ids, params, speculative, stats) for token in tokens]
+        token_ids = [
+            token for tokens in self._run(prompt_ids, params, speculative, stats) for token in tokens
+        ]
         stopped = token_ids[-1] in params.end_ids(self.target.eos_ids)
         return Generation(
             self.target.decode(token_ids), prompt_ids, token_ids, "stop" if stopped else "length", stats

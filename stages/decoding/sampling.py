@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a request asks of decoding. The output is a function of prompt, these, and the target: nothing else.
+    """What a request asks of decoding. The output is a function of prompt, these, and the target: nothing
+    else.
 
     max_new_tokens: cap on the output, end of sequence included.
     temperature: 0 is greedy.
@@ -92,7 +93,8 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         if p.top_p < 1.0:
             ordered, order = row.sort(dim=-1, descending=True, stable=True)
             probabilities = (ordered / p.temperature).softmax(-1)
-            # Keep the smallest set whose mass reaches top_p: a token goes when those above it already have it.
+            # Keep the smallest set whose mass reaches top_p: a token goes when those above it already have
+            # it.
             beyond = probabilities.cumsum(-1) - probabilities >= p.top_p
             row.masked_fill_(torch.zeros_like(beyond).scatter_(1, order, beyond), float("-inf"))
     return filtered

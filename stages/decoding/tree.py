@@ -43,28 +43,41 @@ class TreeConfig:
         kind, _, rest = text.partition(":")
         known = {f.name: f.type for f in fields(cls) if f.name != "kind"}
         if kind not in ("none", "chain", "dynamic"):
-            raise EagleError(f"unknown tree {kind!r}; use none, chain:depth=3 or dynamic:depth=5,width=4,nodes=8")
+            raise EagleError(
+                f"unknown tree {kind!r}; use none, chain:depth=3 or dynamic:depth=5,width=4,nodes=8"
+            )
         settings: dict[str, float] = {}
         for item in filter(None, rest.split(",")):
             key, _, value = item.partition("=")
             try:
                 settings[key] = int(value) if known[key] == "int" else float(value)
             except KeyError:
-                raise EagleError(f"unknown tree setting {key!r} in {text!r}; there are {', '.join(known)}") from None
+                raise EagleError(
+                    f"unknown tree setting {key!r} in {text!r}; there are {', '.join(known)}"
+                ) from None
             except ValueError:
                 raise EagleError(f"tree setting {item!r} in {text!r} is not a number") from None
         if kind == "none":
             return cls(kind="none", depth=0, nodes=0)
         if kind == "chain":
             depth = int(settings.get("depth", 3))
-            settings = {"min_prob": 0.0, "expand_prob": 0.0, **settings, "depth": depth, "width": 1, "nodes": depth}
+            settings = {
+                "min_prob": 0.0,
+                "expand_prob": 0.0,
+                **settings,
+                "depth": depth,
+                "width": 1,
+                "nodes": depth,
+            }
         config = cls(kind=kind, **settings)  # type: ignore[arg-type]
         if not (config.depth >= 1 and config.width >= 1 and 1 <= config.nodes <= MAX_DRAFTED):
             raise EagleError(f"tree {text!r}: depth and width are at least 1, nodes 1 to {MAX_DRAFTED}")
         if not (0 <= config.min_prob < 1 and 0 <= config.expand_prob < 1):
             raise EagleError(f"tree {text!r}: min_prob and expand_prob lie in [0, 1)")
         if config.width * (config.depth - 1) > MAX_DRAFTED + 1:
-            raise EagleError(f"tree {text!r}: at most {MAX_DRAFTED + 1} nodes can be expanded, width x (depth - 1)")
+            raise EagleError(
+                f"tree {text!r}: at most {MAX_DRAFTED + 1} nodes can be expanded, width x (depth - 1)"
+            )
         return config
 
     def __str__(self) -> str:
@@ -72,7 +85,9 @@ class TreeConfig:
             return "none"
         if self.kind == "chain":
             return f"chain:depth={self.depth}"
-        return "dynamic:" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "kind")
+        return "dynamic:" + ",".join(
+            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "kind"
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,8 @@ class DraftTree:
         return len(self.tokens) - 1
 
     def ancestors(self) -> list[int]:
-        """Ancestor words: bit j of entry i is set when node j is i or above it (as signed 64-bit integers)."""
+        """Ancestor words: bit j of entry i is set when node j is i or above it (as signed 64-bit
+        integers)."""
         words: list[int] = []
         for i, parent in enumerate(self.parents):
             words.append((words[parent] if parent >= 0 else 0) | bit(i))
@@ -108,10 +124,11 @@ def bit(i: int) -> int:
 
 
 class TreeGrowth:
-    """Collects candidates level by level and picks the best ones: expand, then rerank (EAGLE-2, sections 4.1 and 4.2).
+    """Collects candidates level by level and picks the best ones: expand, then rerank (EAGLE-2, sections
+    4.1 and 4.2).
 
-    The score of a candidate is the log-probability of its path. A child never scores above its parent and ties go to
-    the lower index, so the best candidates always form a tree.
+    The score of a candidate is the log-probability of its path. A child never scores above its parent and
+    ties go to the lower index, so the best candidates always form a tree.
     """
 
     def __init__(self, config: TreeConfig, root: int, depth: int) -> None:
@@ -143,14 +160,16 @@ class TreeGrowth:
     def frontier(self) -> list[int]:
         """Candidates of the last level to expand, best first; empty when another level would not pay.
 
-        Nodes that cannot lead into the final tree are left out: a child scores no higher than its parent, so one below
-        the worst selected candidate has no descendant worth drafting.
+        Nodes that cannot lead into the final tree are left out: a child scores no higher than its parent,
+        so one below the worst selected candidate has no descendant worth drafting.
         """
         if not self._depths or self._depths[-1] >= self._max_depth:
             return []
         level = [i for i, depth in enumerate(self._depths) if depth == self._depths[-1]]
         chosen = set(self._best())
-        best = sorted((i for i in level if i in chosen), key=lambda i: (-self._scores[i], i))[: self._config.width]
+        best = sorted((i for i in level if i in chosen), key=lambda i: (-self._scores[i], i))[
+            : self._config.width
+        ]
         if not best or self._scores[best[0]] < _log(self._config.expand_prob):
             return []
         return best
@@ -176,7 +195,9 @@ def _log(probability: float) -> float:
     return math.log(probability) if probability > 0 else -math.inf
 
 
-def tree_tensors(tree: DraftTree, root_position: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def tree_tensors(
+    tree: DraftTree, root_position: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """tokens, parents, positions, ancestor words, each int64 [1, N]."""
     positions = [root_position + depth for depth in tree.depths]
     stacked = torch.tensor([tree.tokens, tree.parents, positions, tree.ancestors()], device=device)

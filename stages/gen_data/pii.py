@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_SCAN_CHARS = 20_000
 """Texts longer than this are not scanned, and so dropped: a scan of one could take minutes."""
 
-# What every finding has: an @, the colons of an IPv6 address, or the four digits of the shortest IPv4 address.
+# What every finding has: an @, the colons of an IPv6 address, or the four digits of an IPv4 address.
 _WORTH_SCANNING = re.compile(r"@|:[^:]*:|\d\D*\d\D*\d\D*\d")
 
 

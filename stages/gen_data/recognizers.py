@@ -1,9 +1,9 @@
 """What counts as personal data in a prompt, as presidio recognizers without any network access.
 
-presidio's own recognizers for e-mail, phone, card, IBAN, SSN and IP are kept, and made stricter or more telling
-where prompts need it: many prompts hold numbers, and a placeholder in place of a summand spoils the prompt.
-Scores work as presidio's do: what is sure by its form alone gets 0.5 or more, anything else needs a word such
-as "phone" before it.
+presidio's recognizers for e-mail, phone, card, IBAN, SSN and IP, made stricter or more telling where prompts
+need it: many hold numbers, and a placeholder in place of a summand spoils the prompt. Scores work as
+presidio's do: what is sure by its form alone gets 0.5 or more, anything else needs a word such as "phone"
+before it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CARD_NUMBERS = [  # issuer prefix and number of digits; separators anywhere a c
     r"35(?:2[89]|[3-8]\d)(?:[ -]?\d{4}){3}",  # JCB
     r"3(?:0[0-5]|[68]\d)\d[ -]?\d{6}[ -]?\d{4}",  # Diners
 ]
-# Three groups as North America writes them. What separates the first two shows that they are no three numbers.
+# Three groups as North America writes them; what separates the first two tells them from three numbers.
 _NORTH_AMERICAN = re.compile(r"(?:\+?1[-. ]?)?(?:\(\d{3}\) ?|\d{3}([-.]))\d{3}[-. ]\d{4}")
 # Area code with its leading zero, then groups: 020 7946 0958. Not 0.79460958, not 06 12 18 24 30.
 _TRUNK_ZERO = re.compile(r"\(?0\d{2,4}\)?[- /]\d{3,}(?:[- ]\d{3,})*")
@@ -86,7 +86,7 @@ class Phone(PhoneRecognizer):
     def analyze(
         self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
     ) -> list[RecognizerResult]:
-        found = super().analyze(text, entities, nlp_artifacts)
+        found = super().analyze(text, entities, nlp_artifacts)  # type: ignore[arg-type]
         for result in found:
             result.score = SURE if _is_written_as_phone(text[result.start : result.end]) else NEEDS_CONTEXT
         return [result for result in found if not _continues(text, result.start, result.end)]
@@ -147,8 +147,8 @@ class PublicIp(IpRecognizer):
 class Words(NlpEngine):
     """The words of a text, for the context rule.
 
-    A language model's tags and names are of no use to the recognizers above and would take most of the time of a
-    scan, and spaCy's tokenizer alone takes minutes over ten thousand symbols in a row.
+    A language model's tags and names are of no use to the recognizers above and would take most of the time
+    of a scan; spaCy's tokenizer alone takes minutes over ten thousand symbols in a row.
     """
 
     engine_name = "words"
@@ -164,7 +164,7 @@ class Words(NlpEngine):
         words = list(_WORD.finditer(text))
         return NlpArtifacts(
             entities=[],
-            tokens=[word[0] for word in words],
+            tokens=[word[0] for word in words],  # type: ignore[arg-type]  # only counted and measured
             tokens_indices=[word.start() for word in words],
             lemmas=[word[0].lower() for word in words],
             nlp_engine=self,

@@ -107,7 +107,7 @@ class Dialogue:
     def _continuation(self, target: Target, rendered: list[int]) -> list[int] | None:
         """What the template puts behind the last answer's end-of-turn token to ask the next question.
 
-        The answer's own ids need not be the tokenizer's choice for its text, so `rendered` is compared in three
+        The answer's ids need not be the tokenizer's choice for its text, so `rendered` is compared in three
         parts: what was rendered for the last question as ids, the answer as text, the end of turn as id.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Prompts -> conversations: read prompts, scrub, leave out duplicates, have the target answer, write token ids.
+"""Prompts -> conversations: read, scrub, leave out duplicates, have the target answer, write token ids.
 
 Prompts are answered in chunks, one shard each. Chunks and seeds follow from the prompts alone, so a run that
 continues behind the last committed shard writes the rows that an undisturbed run would have written.
@@ -140,8 +140,8 @@ def fitting(target: Target, prompts: list[Prompt], answering: AnswerSettings, ta
     tally.too_long = len(prompts) - len(fit)
     if not fit:
         raise EagleError(
-            f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens in the "
-            f"target's context of {target.max_length:,}: lower --max-new-tokens or give shorter prompts"
+            f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens "
+            f"in the target's context of {target.max_length:,}: lower --max-new-tokens or shorten prompts"
         )
     return fit
 

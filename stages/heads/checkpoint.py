@@ -1,4 +1,5 @@
-"""A head as the Hugging Face folder that vLLM and SGLang load unchanged: ``config.json`` and ``model.safetensors``."""
+"""A head as the Hugging Face folder that vLLM and SGLang load unchanged: ``config.json`` and
+``model.safetensors``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def head_files(head: Eagle3Head) -> dict[str, bytes]:
-    """The two files of the folder, weights in ``config.torch_dtype``; ``d2t`` int64 and ``t2d`` bool as they are."""
+    """The two files of the folder, weights in ``config.torch_dtype``; ``d2t`` int64 and ``t2d`` bool as
+    they are."""
     dtype = getattr(torch, head.config.torch_dtype)
     tensors = {
         name: (tensor.detach().to("cpu", dtype) if tensor.is_floating_point() else tensor.cpu()).contiguous()
@@ -34,13 +36,16 @@ def load_head(artifact: Artifact, *, dtype: torch.dtype, device: torch.device | 
     """Load the head of a ``head`` artifact, ready to draft.
 
     Raises:
-        EagleError: the config is of another kind of head, or tensors are missing, unknown or of the wrong shape.
+        EagleError: the config is of another kind of head, or tensors are missing, unknown or of the wrong
+            shape.
     """
     config = Eagle3Config.from_hf(json.loads(artifact.read(CONFIG)))
     try:
         tensors = safetensors.torch.load(artifact.read(WEIGHTS))
     except safetensors.SafetensorError as error:
-        raise EagleError(f"{artifact.uri}/{WEIGHTS} is not readable ({error}); train the head again") from None
+        raise EagleError(
+            f"{artifact.uri}/{WEIGHTS} is not readable ({error}); train the head again"
+        ) from None
     with torch.device("meta"):
         head = Eagle3Head(config)
     expected = head.state_dict()

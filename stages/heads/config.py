@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,7 +15,8 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 class Eagle3Config(BaseModel):
     """What fixes the shapes and the maths of an EAGLE-3 head (arXiv 2503.01840, section 3).
 
-    ``rope_theta`` and ``rope_scaling`` are those the head is trained *and* served with; they are the target's.
+    ``rope_theta`` and ``rope_scaling`` are those the head is trained *and* served with; they are the
+    target's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +44,9 @@ class Eagle3Config(BaseModel):
             target_config: the target's transformers config, or the dict of its ``config.json``.
             draft_vocab_size: number of target tokens the head can propose.
         """
-        read = target_config.get if isinstance(target_config, Mapping) else _attribute_reader(target_config)
+        read: Callable[[str], Any] = (
+            target_config.get if isinstance(target_config, Mapping) else _attribute_reader(target_config)
+        )
         heads = read("num_attention_heads")
         rope = dict(read("rope_parameters") or read("rope_scaling") or {})
         theta = rope.pop("rope_theta", None) or read("rope_theta") or 10000.0
@@ -67,8 +70,8 @@ class Eagle3Config(BaseModel):
     def to_hf(self) -> dict[str, Any]:
         """The ``config.json`` of the head's folder, every switch that engines default differently spelt out.
 
-        The feature layers are the default ones, and the field that would name them is left out: vLLM reads such
-        ids raw and SGLang adds one, so a list would mean two things.
+        The feature layers are the default ones, and the field that would name them is left out: vLLM reads
+        such ids raw and SGLang adds one, so a list would mean two things.
         """
         return {
             "architectures": [ARCHITECTURE],
@@ -99,7 +102,9 @@ class Eagle3Config(BaseModel):
             if config.get(switch, False):
                 raise EagleError(f"the head sets {switch}=true, an EAGLE-3 variant this version cannot run")
         if config.get("num_hidden_layers", 1) != 1:
-            raise EagleError(f"the head has {config['num_hidden_layers']} layers; this version runs heads of one")
+            raise EagleError(
+                f"the head has {config['num_hidden_layers']} layers; this version runs heads of one"
+            )
         try:
             return cls(**{name: config[name] for name in cls.model_fields if name in config})
         except ValidationError as error:
@@ -112,8 +117,13 @@ class Eagle3Config(BaseModel):
         h, q = self.hidden_size, self.num_attention_heads * self.head_dim
         kv = self.num_key_value_heads * self.head_dim
         attention = 2 * h * (q + 2 * kv) + q * h
-        return 3 * self.target_hidden_size * h + attention + 3 * h * self.intermediate_size + (4 + self.draft_vocab_size) * h
+        return (
+            3 * self.target_hidden_size * h
+            + attention
+            + 3 * h * self.intermediate_size
+            + (4 + self.draft_vocab_size) * h
+        )
 
 
-def _attribute_reader(config: Any):
+def _attribute_reader(config: Any) -> Callable[[str], Any]:
     return lambda name: getattr(config, name, None)

@@ -1,7 +1,8 @@
-"""The EAGLE-3 draft head (arXiv 2503.01840, section 3): feature fusion, one decoder layer, a reduced vocabulary.
+"""The EAGLE-3 draft head (arXiv 2503.01840, section 3): feature fusion, one decoder layer, a reduced
+vocabulary.
 
-The module is a set of small steps rather than one ``forward``, because training and decoding attend differently
-(training-time test against a draft tree) and must otherwise compute the very same thing:
+The module is a set of small steps rather than one ``forward``, because training and decoding attend
+differently (training-time test against a draft tree) and must otherwise compute the very same thing:
 
     fuse -> attention_input -> queries, keys_values -> (the caller's attention) -> output -> logits
 """
@@ -70,7 +71,8 @@ class DraftLayer(nn.Module):
 class Eagle3Head(nn.Module):
     """An EAGLE-3 head with the published tensor names.
 
-    The input at index i is the pair (feature f_i, token x_{i+1}) at RoPE position i, and the prediction is x_{i+2}.
+    The input at index i is the pair (feature f_i, token x_{i+1}) at RoPE position i, and the prediction is
+    x_{i+2}.
     """
 
     def __init__(self, config: Eagle3Config) -> None:
@@ -110,7 +112,8 @@ class Eagle3Head(nn.Module):
         return self.d2t + torch.arange(self.d2t.numel(), device=self.d2t.device)
 
     def fuse(self, aux: Tensor) -> Tensor:
-        """Target features [..., 3h] (low, mid, high) to the head's width [..., h]. Never applied to drafted states."""
+        """Target features [..., 3h] (low, mid, high) to the head's width [..., h]. Never applied to
+        drafted states."""
         return self.fc(aux)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -124,7 +127,9 @@ class Eagle3Head(nn.Module):
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotated queries [..., Hq, D] of the attention input x [..., 2h]."""
-        return self.rotary(self.midlayer.self_attn.q_proj(x).unflatten(-1, (-1, self.config.head_dim)), positions)
+        return self.rotary(
+            self.midlayer.self_attn.q_proj(x).unflatten(-1, (-1, self.config.head_dim)), positions
+        )
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values, each [..., Hkv, D], of the attention input x [..., 2h]."""
@@ -147,10 +152,12 @@ class Eagle3Head(nn.Module):
 
 
 def init_from_target(head: Eagle3Head, weights: Mapping[str, Tensor], *, output: bool = True) -> None:
-    """Copy the target's embedding into the head and, with ``output``, start ``norm`` and ``lm_head`` from the target's.
+    """Copy the target's embedding into the head and, with ``output``, start ``norm`` and ``lm_head`` from
+    the target's.
 
     Args:
-        weights: ``embed_tokens.weight`` [V, h], ``norm.weight`` [h] and, unless tied, ``lm_head.weight`` [V, h].
+        weights: ``embed_tokens.weight`` [V, h], ``norm.weight`` [h] and, unless tied, ``lm_head.weight``
+            [V, h].
         output: start the output side from the target instead of at random; ``set_vocabulary`` comes first.
     """
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Rotary position embedding of the draft head, with the target's theta and scaling (RoFormer, arXiv 2104.09864)."""
+"""Rotary position embedding of the draft head, with the target's theta and scaling (RoFormer, arXiv
+2104.09864)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 class RotaryEmbedding(nn.Module):
     """Rotates the two halves of each head's vector by an angle proportional to the position.
 
-    Scaled variants (linear, llama3, yarn ...) take their frequencies from transformers, so that the head turns
-    with the position exactly as the target does.
+    Scaled variants (linear, llama3, yarn ...) take their frequencies from transformers, so that the head
+    turns with the position exactly as the target does.
     """
 
     def __init__(self, config: Eagle3Config) -> None:
@@ -29,7 +30,8 @@ class RotaryEmbedding(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate ``x`` [..., heads, head_dim] to ``positions`` [...]; computed in fp32, returned in x's dtype."""
+        """Rotate ``x`` [..., heads, head_dim] to ``positions`` [...]; computed in fp32, returned in x's
+        dtype."""
         angles = positions[..., None].float() * self.frequencies.float()  # [..., head_dim / 2]
         cos = (angles.cos() * self.scale).unsqueeze(-2).to(x.dtype)
         sin = (angles.sin() * self.scale).unsqueeze(-2).to(x.dtype)

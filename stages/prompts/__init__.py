@@ -1,4 +1,4 @@
-"""Where prompts come from: the built-in sets, JSON Lines and Parquet files anywhere, Hugging Face data sets."""
+"""Where prompts come from: built-in sets, JSON Lines and Parquet files anywhere, Hugging Face data sets."""
 
 from stages.prompts.source import Prompt, iter_prompts, read_prompts
 

@@ -51,8 +51,8 @@ def read_prompts(src: str, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a source, all of them by default.
 
     Args:
-        src: `builtin:<name>`, a path or fsspec URI of a `.jsonl` or `.parquet` file, or the id of a Hugging Face
-            data set.
+        src: `builtin:<name>`, a path or fsspec URI of a `.jsonl` or `.parquet` file, or the id of a Hugging
+            Face data set.
 
     Raises:
         EagleError: as `iter_prompts`.

@@ -1,13 +1,15 @@
 """The attention function that a target's layers call: slot KV cache and draft tree, or plain sdpa.
 
-Registered with transformers under ``SLOT_ATTENTION``, so that any decoder that goes through its attention interface can
-verify trees without a change to its code.
+Registered with transformers under ``SLOT_ATTENTION``, so that any decoder that goes through its attention
+interface can verify trees without a change to its code.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -20,14 +22,14 @@ SLOT_ATTENTION = "eagle_slots"
 
 
 def slot_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     slots: SlotStep | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Store the new keys and values in their slots and attend over prefix and tree.
 
@@ -66,7 +68,8 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Write new keys and values [B, Hkv, N, D] into the step's slots, and attend from query [B, Hq, N, D]: same shape."""
+    """Write new keys and values [B, Hkv, N, D] into the step's slots, and attend from query [B, Hq, N, D]:
+    same shape."""
     keys, values = step.write(layer, key, value)
     if step.ancestors is None:
         return _prefill_attention(query, keys, values, step, scale, window, softcap)

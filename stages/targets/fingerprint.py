@@ -11,19 +11,30 @@ from torch import nn
 
 from stages.artifacts import TargetFingerprint
 
-VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "attn_implementation"}
+VOLATILE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "_attn_implementation",
+    "attn_implementation",
+}
 VALUES_A_TENSOR = 512
 
 
-def fingerprint(name: str, model: nn.Module, config: Any, tokenizer: Any, dtype: torch.dtype) -> TargetFingerprint:
+def fingerprint(
+    name: str, model: nn.Module, config: Any, tokenizer: Any, dtype: torch.dtype
+) -> TargetFingerprint:
     """Identify a loaded target, however it was named and in whatever dtype it was loaded.
 
-    ``weights`` digests every tensor's name and shape and an even sample of its values rounded to bfloat16: enough to
-    tell two fine-tunes apart, without reading hundreds of gigabytes again.
+    ``weights`` digests every tensor's name and shape and an even sample of its values rounded to bfloat16:
+    enough to tell two fine-tunes apart, without reading hundreds of gigabytes again.
     """
     settings = {key: value for key, value in config.to_dict().items() if key not in VOLATILE}
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    vocabulary = (
+        backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    )
     return TargetFingerprint(
         name=name,
         config=_digest(json.dumps(settings, sort_keys=True, default=str)),

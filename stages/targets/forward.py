@@ -21,16 +21,20 @@ class TargetStates:
 
 
 class SlotForward:
-    """Runs a target's layers over the tokens of a ``SlotStep`` and, when asked, returns the EAGLE features too."""
+    """Runs a target's layers over the tokens of a ``SlotStep`` and, when asked, returns the EAGLE features
+    too."""
 
     def __init__(self, target: Target, cache: SlotCache, *, taps: bool) -> None:
-        """``taps`` hooks the feature layers; a target too shallow for EAGLE-3 can then only decode plainly."""
+        """``taps`` hooks the feature layers; a target too shallow for EAGLE-3 can then only decode
+        plainly."""
         self.cache = cache
         self._decoder = target.decoder
         self._taps = FeatureTaps(target.decoder, target.feature_layers) if taps else None
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, positions: Tensor, step: SlotStep, *, tap: bool = False) -> TargetStates:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, step: SlotStep, *, tap: bool = False
+    ) -> TargetStates:
         """tokens and positions int64 [B, N]; ``tap`` needs the hooks."""
         # A four-dimensional mask makes transformers skip building its own; attention reads the step's.
         out = self._decoder(

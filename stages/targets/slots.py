@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from kernels import MAX_NODES, compact, tree_mask
 class SlotCache:
     """Keys and values of ``slots`` sequences: ``data`` [2, layers, slots, Hkv, rows, D].
 
-    Row r of a slot holds position r of its sequence; a tree's nodes lie behind the stable prefix until the accepted ones
-    are moved up by ``keep``. Lengths belong to the caller: the cache only stores.
+    Row r of a slot holds position r of its sequence; a tree's nodes lie behind the stable prefix until the
+    accepted ones are moved up by ``keep``. Lengths belong to the caller: the cache only stores.
     """
 
     def __init__(
@@ -31,8 +32,11 @@ class SlotCache:
         self.data = torch.zeros(2, layers, slots, kv_heads, rows, head_dim, dtype=dtype, device=device)
 
     @classmethod
-    def for_model(cls, config, *, slots: int, rows: int, dtype: torch.dtype, device: torch.device) -> SlotCache:
-        """A cache for a model of this transformers config; ``rows`` counts tokens a slot, tree nodes included."""
+    def for_model(
+        cls, config: Any, *, slots: int, rows: int, dtype: torch.dtype, device: torch.device
+    ) -> SlotCache:
+        """A cache for a model of this transformers config; ``rows`` counts tokens a slot, tree nodes
+        included."""
         heads = config.num_attention_heads
         return cls(
             layers=config.num_hidden_layers,
@@ -66,7 +70,8 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class SlotStep:
-    """One forward over ``first .. first + B - 1`` slots of N new tokens each: where they are stored and what they see.
+    """One forward over ``first .. first + B - 1`` slots of N new tokens each: where they are stored and
+    what they see.
 
     cache: where keys and values are written and read.
     first: the first slot; the batch is a run of slots.
@@ -90,7 +95,8 @@ class SlotStep:
     def tree(
         cls, cache: SlotCache, first: int, lengths: list[int], ancestors: Tensor, *, offset: int = 0
     ) -> SlotStep:
-        """N <= 64 tree nodes a sequence, those from row ``offset`` of the tree on; ``ancestors`` int64 [B, N]."""
+        """N <= 64 tree nodes a sequence, those from row ``offset`` of the tree on; ``ancestors`` int64 [B,
+        N]."""
         at = torch.tensor(lengths, device=ancestors.device)
         size = max(lengths) + offset + ancestors.shape[1]
         start = lengths[0] + offset if len(lengths) == 1 else None
@@ -112,7 +118,8 @@ class SlotStep:
         return slice(self.first, self.first + self.mask.shape[0])
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [B, Hkv, N, D] keys and values of one layer; returns that layer's whole caches [slots, Hkv, S, D]."""
+        """Store [B, Hkv, N, D] keys and values of one layer; returns that layer's whole caches [slots,
+        Hkv, S, D]."""
         key_cache, value_cache = self.cache.data[0, layer], self.cache.data[1, layer]
         nodes = keys.shape[2]
         if self.start is not None:

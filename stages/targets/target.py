@@ -40,7 +40,8 @@ class Target:
 
     @property
     def decoder(self) -> nn.Module:
-        """The stack of decoder layers with embedding and final norm; its output is the state after that norm."""
+        """The stack of decoder layers with embedding and final norm; its output is the state after that
+        norm."""
         return self.model.get_decoder()
 
     @cached_property
@@ -83,7 +84,9 @@ class Target:
             EagleError: the target has no chat template, or the template refuses the messages.
         """
         if not self.tokenizer.chat_template:
-            raise EagleError(f"target {self.name} has no chat template; use an instruct model, or add chat_template.jinja")
+            raise EagleError(
+                f"target {self.name} has no chat template; use an instruct model, or add chat_template.jinja"
+            )
         import jinja2
 
         try:
@@ -107,7 +110,8 @@ class Target:
         return logits
 
     def to_dtype(self, dtype: torch.dtype) -> Target:
-        """The same target loaded again in another dtype, from its checkpoint (a cast would not restore precision)."""
+        """The same target loaded again in another dtype, from its checkpoint (a cast would not restore
+        precision)."""
         return load_target(self.name, device=str(self.device), dtype=str(dtype).removeprefix("torch."))
 
 
@@ -130,7 +134,7 @@ def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **gguf)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=kind, attn_implementation=SLOT_ATTENTION, **gguf
         )
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:

@@ -36,7 +36,7 @@ Window = tuple[tuple[RowIndex, ...], ...]
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """The rows of a features artifact: an index in memory, and shards that are mapped when they are needed."""
+    """The rows of a features artifact: an index in memory, and shards that are mapped when needed."""
 
     paths: tuple[Path, ...]
     sizes: tuple[int, ...]  # bytes of each shard

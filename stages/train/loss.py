@@ -24,7 +24,7 @@ LOGITS_AT_ONCE = 1 << 23
 """Most draft logits in memory at a time (with one position as the least piece)."""
 
 CACHED_LOGITS = 1 << 20
-"""Most draft logits in fp32 at a time on a CPU: passes over more than its cache holds are several times slower."""
+"""Most draft logits in fp32 at a time on a CPU: passes that leave its cache are several times slower."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Soft cross-entropy and whether the label wins, [S, c] each; puts softmax(z) - P in the place of logits z.
+    """Soft cross-entropy and whether the label wins, [S, c] each; puts softmax(z) - P in place of logits z.
 
     logits [S, c, Vd], target_logits [c, Vd], labels [c]. Goes over pieces that stay in the processor's cache.
     """

@@ -1,6 +1,4 @@
-"""Training and held-out measures, kept as sums and counts so that they do not depend on how rows are
-batched.
-"""
+"""Training and held-out measures, as sums and counts, so that they do not depend on how rows are batched."""
 
 from __future__ import annotations
 

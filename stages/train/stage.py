@@ -72,9 +72,7 @@ class TrainResult(BaseModel):
 
 
 def run(config: TrainConfig, report: Reporter) -> TrainResult:
-    """Raises EagleError: nothing to learn from, an output that was made otherwise, or a loss that is not
-    finite.
-    """
+    """Raises EagleError: nothing to learn from, an output made otherwise, or a loss that is not finite."""
     start = time.monotonic()
     features = open_artifact(config.features, "features")
     if artifact_state(config.output) == "complete" and not config.overwrite:
@@ -90,6 +88,7 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult:
     _report_vocabulary(vocabulary, report)
     plan = plan_training(train_rows, rows.sizes, config.batch_tokens, config.epochs, config.seed)
     total_steps = min(plan.steps, config.max_steps or plan.steps)
+    target_parameters = _target_parameters(features)
     training = make_training(config, features, target_config, vocabulary, total_steps)
     with _open_writer(config, features) as writer:
         progress = train(training, rows, plan, held_out, writer, config, report)
@@ -101,7 +100,7 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult:
             "draft_vocab_size": len(vocabulary.ids),
             "draft_vocab_coverage": round(vocabulary.coverage, 5),
             "parameters": training.head.config.num_parameters,
-            "target_parameters": _target_parameters(features),
+            "target_parameters": target_parameters,
             "holdout_rows": len(held_out),
             "holdout": progress.holdout,
         }

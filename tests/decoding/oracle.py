@@ -29,7 +29,9 @@ class OracleDrafter:
     def extend(self, features: Tensor, tokens: Tensor) -> None:
         self.features.append(features)
         new = tokens[0].tolist()
-        self.done += 1 if not self.tokens else len(new)  # the first call brings the prompt and one output token
+        self.done += (
+            1 if not self.tokens else len(new)
+        )  # the first call brings the prompt and one output token
         self.tokens += new
 
     def propose(self, temperature: float, depth: int) -> DraftTree:

@@ -18,7 +18,9 @@ def test_batched_answers_equal_single_ones_whatever_the_batch(tiny_target: Targe
         GenerationRequest(
             str(i),
             [source.randrange(500) for _ in range(source.randint(1, 80))],
-            SamplingParams(max_new_tokens=source.randint(1, 30), temperature=source.choice([0.0, 0.9]), seed=i),
+            SamplingParams(
+                max_new_tokens=source.randint(1, 30), temperature=source.choice([0.0, 0.9]), seed=i
+            ),
         )
         for i in range(20)
     ]

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stages.decoding import DecodeStats, Decoder, Eagle3Drafter, EagleModel, SamplingParams, TreeConfig
+from stages.decoding import Decoder, DecodeStats, Eagle3Drafter, EagleModel, SamplingParams, TreeConfig
 from stages.errors import EagleError
 from stages.heads import Eagle3Config, Eagle3Head
 from stages.targets import FeatureTaps, SlotCache, SlotForward, Target, load_target
@@ -20,7 +20,9 @@ def decoder(target: Target, *, taps: bool = True) -> Decoder:
     return Decoder(target, SlotForward(target, cache, taps=taps))
 
 
-def decode(loop: Decoder, prompt: list[int], params: SamplingParams, drafter=None) -> tuple[list[int], DecodeStats]:
+def decode(
+    loop: Decoder, prompt: list[int], params: SamplingParams, drafter=None
+) -> tuple[list[int], DecodeStats]:
     stats = DecodeStats()
     return [token for cycle in loop.run(prompt, params, drafter, stats) for token in cycle], stats
 
@@ -41,7 +43,9 @@ def test_speculative_output_equals_plain_output_for_any_tree(tiny_target: Target
     for seed in range(12):
         prompt = random_prompt(source, tiny_target)
         filters = {"top_p": 0.9, "top_k": 40} if seed % 3 == 0 else {}
-        params = SamplingParams(max_new_tokens=source.randint(1, 50), temperature=temperature, seed=seed, **filters)
+        params = SamplingParams(
+            max_new_tokens=source.randint(1, 50), temperature=temperature, seed=seed, **filters
+        )
         plain, _ = decode(loop, prompt, params)
         oracle = OracleDrafter(plain, tiny_target.vocab_size, right=source.choice([0.4, 0.8, 1.0]), seed=seed)
         speculative, stats = decode(loop, prompt, params, oracle)
@@ -52,7 +56,8 @@ def test_speculative_output_equals_plain_output_for_any_tree(tiny_target: Target
 
 
 def _cut(stats: DecodeStats) -> int:
-    """Steps that ended without a token of the target's own behind the accepted ones (an end inside a block)."""
+    """Steps that ended without a token of the target's own behind the accepted ones (an end inside a
+    block)."""
     return stats.accepted + stats.steps - stats.tokens
 
 
@@ -66,7 +71,9 @@ def test_greedy_output_equals_transformers_generate(tmp_path, arch: str) -> None
         expected = target.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False
         )
-        assert decode(loop, prompt, SamplingParams(max_new_tokens=30))[0] == expected[0, len(prompt) :].tolist()
+        assert (
+            decode(loop, prompt, SamplingParams(max_new_tokens=30))[0] == expected[0, len(prompt) :].tolist()
+        )
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(tiny_target: Target, monkeypatch) -> None:
@@ -107,11 +114,13 @@ def test_the_heads_incremental_state_equals_a_fresh_start_on_the_same_pairs(tiny
     fresh.start(100)
     fresh.extend(features, tokens)
     assert tree == fresh.propose(0.0, 5)
-    assert tree.drafted == config.nodes and max(tree.depths) > 1
+    assert tree.drafted == config.nodes
+    assert max(tree.depths) > 1
 
 
 def test_drafted_log_probabilities_follow_a_chain_computed_from_scratch(tiny_target: Target) -> None:
-    """A chain drafted with the cache equals running the head over prefix and chain at once, state fed back."""
+    """A chain drafted with the cache equals running the head over prefix and chain at once, state fed
+    back."""
     head = random_head(tiny_target, seed=2)
     features = torch.randn(1, 9, 3 * tiny_target.hidden_size)
     tokens = torch.randint(0, tiny_target.vocab_size, (1, 9))
@@ -179,7 +188,9 @@ def test_sampled_tokens_follow_the_targets_distribution(tiny_target: Target) -> 
     probabilities = kept.values.softmax(-1)
     counts = torch.zeros(8)
     for seed in range(draws):
-        token = decode(loop, prompt, SamplingParams(max_new_tokens=1, temperature=1.0, top_k=8, seed=seed))[0][0]
+        token = decode(loop, prompt, SamplingParams(max_new_tokens=1, temperature=1.0, top_k=8, seed=seed))[
+            0
+        ][0]
         counts[kept.indices.tolist().index(token)] += 1
     chi_square = ((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()
     assert first[0] == int(kept.indices[0])

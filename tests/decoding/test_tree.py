@@ -13,7 +13,12 @@ from stages.errors import EagleError
 
 
 def test_a_trees_text_reads_back_as_the_same_tree() -> None:
-    for text in ("none", "chain:depth=3", "dynamic", "dynamic:depth=2,width=3,nodes=6,min_prob=0.1,expand_prob=0.2"):
+    for text in (
+        "none",
+        "chain:depth=3",
+        "dynamic",
+        "dynamic:depth=2,width=3,nodes=6,min_prob=0.1,expand_prob=0.2",
+    ):
         config = TreeConfig.parse(text)
         assert TreeConfig.parse(str(config)) == config
 
@@ -56,10 +61,14 @@ def growths(draw: st.DrawFn) -> tuple[TreeConfig, TreeGrowth]:
 
 @settings(max_examples=200, deadline=None)
 @given(growths())
-def test_the_grown_tree_is_connected_parents_first_and_within_its_limits(grown: tuple[TreeConfig, TreeGrowth]) -> None:
+def test_the_grown_tree_is_connected_parents_first_and_within_its_limits(
+    grown: tuple[TreeConfig, TreeGrowth],
+) -> None:
     config, growth = grown
     tree = growth.tree()
-    assert tree.tokens[0] == 7 and tree.parents[0] == -1 and tree.drafted <= config.nodes
+    assert tree.tokens[0] == 7
+    assert tree.parents[0] == -1
+    assert tree.drafted <= config.nodes
     for i in range(1, len(tree.tokens)):
         assert 0 <= tree.parents[i] < i
         assert tree.depths[i] == tree.depths[tree.parents[i]] + 1 <= config.depth

@@ -8,7 +8,7 @@ import torch
 from stages.gen_data.rollout import AnswerSettings, Dialogue, roll_out
 from stages.prompts import Prompt
 from stages.targets import load_target
-from tests.tiny import CHAT_TEMPLATE, make_tiny_target
+from tests.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_target
 
 QUESTIONS = ("why is the sky blue?", "tell me more", "thanks \U0001f600")
 # Shows at most three characters of what the assistant said before, as templates that drop reasoning do.
@@ -48,6 +48,13 @@ def sampled_spans(row) -> list[tuple[int, int]]:
     return [(run[0], run[-1] + 1) for sampled, run in ((k, list(g)) for k, g in runs) if sampled]
 
 
+def plain(text: str) -> str:
+    """`text` without special tokens, which a random target also samples in the middle of an answer."""
+    for token in SPECIAL_TOKENS:
+        text = text.replace(token, "")
+    return text
+
+
 def answers(row) -> list[str]:
     return [message["content"] for message in row.messages if message["role"] == "assistant"]
 
@@ -58,9 +65,8 @@ def test_ids_are_the_template_around_the_sampled_ids(target):
     assert max(len(answers(row)) for row in rows) == 3
     eos = target.tokenizer.eos_token_id
     for row in rows:
-        text = target.tokenizer.decode(row.input_ids)
         template = target.tokenizer.apply_chat_template(row.messages, tokenize=False)
-        assert template.startswith(text)
+        assert plain(template).startswith(plain(target.tokenizer.decode(row.input_ids)))
         assert row.input_ids[-1] == eos or row.finish_reason == "length"
         for start, end in sampled_spans(row)[:-1]:
             assert row.input_ids[end - 1] == eos

@@ -58,22 +58,28 @@ def test_the_saved_folder_has_the_published_names_shapes_and_switches() -> None:
     files = head_files(Eagle3Head(CONFIG))
     tensors = safetensors.torch.load(files["model.safetensors"])
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == PUBLISHED
-    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    assert tensors["d2t"].dtype == torch.int64
+    assert tensors["t2d"].dtype == torch.bool
     assert tensors["fc.weight"].dtype == torch.bfloat16
     config = json.loads(files["config.json"])
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["model_type"] == "llama"
-    assert config["num_hidden_layers"] == 1 and config["tie_word_embeddings"] is False
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["model_type"] == "llama"
+    assert config["num_hidden_layers"] == 1
+    assert config["tie_word_embeddings"] is False
     for switch in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         assert config[switch] is False
     assert not any("layer_id" in key or "aux" in key for key in config)
-    assert config["rope_theta"] == 50000.0 and config["head_dim"] == 32
+    assert config["rope_theta"] == 50000.0
+    assert config["head_dim"] == 32
 
 
 def test_a_head_survives_saving_and_loading(tmp_path) -> None:
     head = Eagle3Head(CONFIG)
     head.set_vocabulary(torch.arange(0, 300, 7)[:40])
     loaded = load_head(
-        open_artifact(write_head(str(tmp_path / "head"), head_files(head)), "head"), dtype=torch.bfloat16, device="cpu"
+        open_artifact(write_head(str(tmp_path / "head"), head_files(head)), "head"),
+        dtype=torch.bfloat16,
+        device="cpu",
     )
     for name, tensor in head.state_dict().items():
         expected = tensor.bfloat16() if tensor.is_floating_point() else tensor

@@ -1,8 +1,8 @@
 """Claims about the Triton kernels, on whatever device they run: each against its reference or its definition.
 
 Not collected by name. `test_triton.py` runs this file in a process of its own under Triton's interpreter,
-which must be chosen before triton is imported, and whose bf16 products are wrong, hence fp32. `tests/gpu` runs
-the same claims compiled, in bf16 too.
+which must be chosen before triton is imported, and whose bf16 products are wrong, hence fp32. `tests/gpu`
+runs the same claims compiled, in bf16 too.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def ask(base_url: str, max_tokens: int) -> httpx.Response:
 
 
 def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Path, head_folder: str) -> None:
+    flags = ["--served-model-name", "mine", "--head", head_folder, "--tree", "chain:depth=2"]
     with (
-        serve_process(tiny_folder, "--json", "--served-model-name", "mine", "--head", head_folder) as serving,
+        serve_process(tiny_folder, "--json", *flags) as serving,
         ThreadPoolExecutor(1) as clients,
     ):
         answer = clients.submit(ask, serving.url, 100)

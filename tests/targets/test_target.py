@@ -31,7 +31,7 @@ def test_a_target_that_is_not_there_is_refused_in_one_line(name: str, complaint:
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path, tiny_path: str) -> None:
-    with pytest.raises(EagleError, match="no config.json"):
+    with pytest.raises(EagleError, match=r"no config\.json"):
         load_target(str(tmp_path))
     shutil.copytree(tiny_path, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").unlink()
@@ -87,14 +87,18 @@ def test_a_fingerprint_is_the_same_in_every_dtype_and_place_and_differs_where_th
 
 
 def test_a_target_without_a_chat_template_says_so(tmp_path: Path) -> None:
-    target = load_target(str(make_tiny_target(tmp_path / "bare", chat_template=None)), device="cpu", dtype="float32")
+    target = load_target(
+        str(make_tiny_target(tmp_path / "bare", chat_template=None)), device="cpu", dtype="float32"
+    )
     with pytest.raises(EagleError, match="has no chat template"):
         target.render([{"role": "user", "content": "hello"}])
 
 
 def test_a_template_that_refuses_the_messages_is_reported_in_one_line(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
-    target = load_target(str(make_tiny_target(tmp_path / "t", chat_template=template)), device="cpu", dtype="float32")
+    target = load_target(
+        str(make_tiny_target(tmp_path / "t", chat_template=template)), device="cpu", dtype="float32"
+    )
     with pytest.raises(EagleError, match="refuses the messages: roles must alternate"):
         target.render([{"role": "user", "content": "hello"}])
 
