@@ -1,7 +1,6 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
 # What a run is made of. Set on the command line: make train TARGET=... RUN=... PROMPTS='a.jsonl b.parquet'

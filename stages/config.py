@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class CommonConfig(BaseModel):
-    """Base of each stage's configuration: frozen, unknown fields refused, options shared by the stages.
+class ModelConfig(BaseModel):
+    """Base of each stage's configuration: frozen, unknown fields refused, the options that running a model takes.
 
     The command line is generated from these models (`eagle_cli.flags`): field `max_prompts` of gen-data's
     configuration is `--max-prompts` and the environment variable `EAGLE_GEN_DATA_MAX_PROMPTS`.
@@ -25,6 +25,11 @@ class CommonConfig(BaseModel):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Number format of the models; auto is bfloat16."
     )
+
+
+class CommonConfig(ModelConfig):
+    """Base of the stages that write an artifact."""
+
     overwrite: bool = Field(
         default=False,
         description="Replace an artifact at the output instead of leaving it alone or continuing it.",

@@ -23,7 +23,19 @@ _STALLED_S = 60.0
 _LOCAL_SCHEMES = ("file://", "local://")
 _GCS_SCHEMES = ("gs://", "gcs://")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STORAGE_PACKAGES = ("aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
+_STORAGE_PACKAGES = (
+    "aiohttp",
+    "azure",
+    "botocore",
+    "fsspec",
+    "gcsfs",
+    "google",
+    "httpx",
+    "httpx2",
+    "huggingface_hub",
+    "requests",
+    "s3fs",
+)
 _GCS_LOGIN = (
     "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 )

@@ -68,7 +68,7 @@ def sameness(lossless: Lossless, dtype: str) -> list[str]:
         part = f"{lossless.near_ties} {'parts' if lossless.near_ties == 1 else 'part'}"
         lines.append(
             f"{part} from plain decoding at a near-tie, where {dtype} rounds either way: in float32 both "
-            f"tokens there are within {max(gaps):.3f} of the best (bound {lossless.near_tie_gap:g})."
+            f"tokens there are within {max(gaps):.3f} logits of the best (bound {lossless.near_tie_gap:g})."
         )
     if lossless.faults:
         lines.append(f"{lossless.faults} differ for no such reason: these are faults.")
@@ -98,4 +98,4 @@ def _cells(name: str, row: Metrics) -> tuple[str, ...]:
 
 
 def _of(part: int, whole: int) -> str:
-    return f"all {whole}" if part == whole else f"{part} of {whole}"
+    return f"all {whole}" if part == whole > 1 else f"{part} of {whole}"

@@ -81,10 +81,9 @@ class Decoder:
             )
         cap = min(params.max_new_tokens, room)
         end_ids = params.end_ids(self.target.eos_ids)
-        rows = prompt + cap + 64
-        self.forward.cache.grow(-(-rows // 256) * 256)
+        self.forward.cache.reserve(prompt)
         if drafter is not None:
-            drafter.start(rows)
+            drafter.start()
         keys = SamplingTensors.of([params], self.target.device)
 
         start = time.perf_counter()
@@ -152,6 +151,7 @@ class Decoder:
         self, tree: DraftTree, root_position: int, params: SamplingParams, keys: SamplingTensors, *, tap: bool
     ) -> tuple[Acceptance, Tensor | None]:
         """One target forward over the tree; what it accepts, and the features of every node."""
+        self.forward.cache.reserve(root_position + len(tree.tokens))
         tensors = tokens, _, positions, ancestors = tree_tensors(tree, root_position, self.target.device)
         step = SlotStep.tree(self.forward.cache, 0, [root_position], ancestors)
         states = self.forward(tokens, positions, step, tap=tap)

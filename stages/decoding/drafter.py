@@ -16,8 +16,8 @@ from stages.targets.attention import attend
 class Drafter(Protocol):
     """Follows one sequence: learns what was verified, proposes what may come next."""
 
-    def start(self, rows: int) -> None:
-        """Begin a new sequence of at most ``rows`` tokens, drafted ones included."""
+    def start(self) -> None:
+        """Begin a new sequence."""
 
     def extend(self, features: Tensor, tokens: Tensor) -> None:
         """Take verified pairs (f_i, x_{i+1}): target features [1, N, 3h] and the tokens that follow them,
@@ -52,17 +52,18 @@ class Eagle3Drafter:
             dtype=head.fc.weight.dtype,
             device=device,
         )
+        self._most_expanded = tree.width * max(tree.depth - 1, 0)
         self._length = 0
         self._root = -1
         self._state = torch.empty(0)
 
-    def start(self, rows: int) -> None:
-        self._cache.grow(rows + self.tree.width * max(self.tree.depth - 1, 0))
+    def start(self) -> None:
         self._length = 0
 
     @torch.inference_mode()
     def extend(self, features: Tensor, tokens: Tensor) -> None:
         count = tokens.shape[1]
+        self._cache.reserve(self._length + count + self._most_expanded)
         step = SlotStep.causal(self._cache, 0, [self._length], count)
         positions = torch.arange(self._length, self._length + count, device=self._device)[None]
         hidden = self._forward(self.head.fuse(features), tokens, positions, step)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pydantic import Field
 
-from pydantic import BaseModel, ConfigDict, Field
+from stages.config import ModelConfig
 
 
-class ServeConfig(BaseModel):
+class ServeConfig(ModelConfig):
     """Configuration of the server: which models, where to listen, how many may wait.
 
     Serving writes nothing, so unlike its siblings this stage has no output and no `overwrite`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str = Field(
         description="Target model: a Hugging Face id, a local folder, a .gguf file or builtin:smollm2."
@@ -33,10 +31,4 @@ class ServeConfig(BaseModel):
     )
     tree: str = Field(
         default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=5,width=4,nodes=8."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where models run; auto is the GPU if there is one."
-    )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        default="auto", description="Number format of the models; auto is bfloat16."
     )

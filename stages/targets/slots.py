@@ -52,17 +52,21 @@ class SlotCache:
     def rows(self) -> int:
         return self.data.shape[4]
 
-    def grow(self, rows: int) -> None:
-        """Make every slot at least ``rows`` long, keeping what is stored."""
+    @torch.inference_mode()
+    def reserve(self, rows: int) -> None:
+        """Make every slot at least ``rows`` long and keep what is stored; grows by half at least."""
         if rows > self.rows:
-            wider = self.data.new_zeros(*self.data.shape[:4], rows, self.data.shape[5])
-            wider[:, :, :, :, : self.rows] = self.data
-            self.data = wider
+            longer = -(-max(rows, self.rows * 3 // 2) // 128) * 128
+            data = self.data.new_zeros(*self.data.shape[:4], longer, self.data.shape[5])
+            data[:, :, :, :, : self.rows] = self.data
+            self.data = data
 
+    @torch.inference_mode()
     def keep(self, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
         """Make the accepted nodes part of the stable prefix; see ``kernels.compact``."""
         compact(self.data, slots, lengths, path, count)
 
+    @torch.inference_mode()
     def move(self, source: int, destination: int, rows: int) -> None:
         """Copy the first ``rows`` rows of one slot over another's."""
         self.data[:, :, destination, :, :rows] = self.data[:, :, source, :, :rows]

@@ -19,6 +19,7 @@ from stages.bench.lossless import (
     token_gap,
     verdict,
 )
+from stages.bench.result import sameness
 from stages.decoding import EagleModel, SamplingParams
 from stages.targets import Target
 from tests.bench.outputs import measured, output, request
@@ -160,3 +161,13 @@ def test_a_run_in_float32_is_its_own_check() -> None:
     records = [measured(SAME), measured(SAME, OTHER), measured(skipped=1)]
     found = verdict(records, [], [divergence("float32", "float32")], 0.25, dtype="float32")
     assert (found.float32.prompts, found.float32.identical) == (2, 1)
+
+
+def test_near_ties_are_counted_and_explained_in_words() -> None:
+    records = [measured(SAME, OTHER), measured(SAME)]
+    found = verdict(records, records[1:], [divergence("near_tie")], 0.25, dtype="bfloat16")
+    same, near, checked = sameness(found, "bfloat16")
+    assert same == "Same text: 2 of 3 answers are the same, token for token."
+    assert near.startswith("1 parts from plain decoding at a near-tie, where bfloat16 rounds either way")
+    assert "within 0.100 logits of the best (bound 0.25)" in near
+    assert checked == "Checked exactly in float32: 1 of 1 prompts have identical answers."

@@ -23,7 +23,7 @@ class OracleDrafter:
         self.tokens: list[int] = []
         self.done = 0
 
-    def start(self, rows: int) -> None:
+    def start(self) -> None:
         self.features, self.tokens, self.done = [], [], 0
 
     def extend(self, features: Tensor, tokens: Tensor) -> None:

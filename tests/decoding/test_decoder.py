@@ -106,12 +106,12 @@ def test_the_heads_incremental_state_equals_a_fresh_start_on_the_same_pairs(tiny
     features = torch.randn(1, pairs, 3 * tiny_target.hidden_size)
     tokens = torch.randint(0, tiny_target.vocab_size, (1, pairs))
     piecewise = Eagle3Drafter(head, config, device)
-    piecewise.start(100)
+    piecewise.start()
     for begin, end in [(0, 20), (20, 21), (21, 26), (26, pairs)]:
         piecewise.extend(features[:, begin:end], tokens[:, begin:end])
         tree = piecewise.propose(0.0, 5)  # leaves drafted rows behind, which the next extend must overwrite
     fresh = Eagle3Drafter(head, config, device)
-    fresh.start(100)
+    fresh.start()
     fresh.extend(features, tokens)
     assert tree == fresh.propose(0.0, 5)
     assert tree.drafted == config.nodes
@@ -125,7 +125,7 @@ def test_drafted_log_probabilities_follow_a_chain_computed_from_scratch(tiny_tar
     features = torch.randn(1, 9, 3 * tiny_target.hidden_size)
     tokens = torch.randint(0, tiny_target.vocab_size, (1, 9))
     drafter = Eagle3Drafter(head, TreeConfig.parse("chain:depth=4"), torch.device("cpu"))
-    drafter.start(50)
+    drafter.start()
     drafter.extend(features, tokens)
     tree = drafter.propose(0.0, 4)
 

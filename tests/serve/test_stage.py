@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -31,7 +32,10 @@ class ServeProcess:
 
     def __init__(self, target: Path, *flags: str) -> None:
         command = [sys.executable, "-m", "eagle_cli", "serve", "--target", str(target), "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         self.log: list[str] = []
         assert self.process.stderr is not None
         self.url = ""
@@ -83,7 +87,7 @@ def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Pat
         serve_process(tiny_folder, "--json", *flags) as serving,
         ThreadPoolExecutor(1) as clients,
     ):
-        answer = clients.submit(ask, serving.url, 100)
+        answer = clients.submit(ask, serving.url, 150)
         assert soon(lambda: httpx.get(f"{serving.url}/health").json()["running"] == 1)
         assert serving.stop(signal.SIGINT) == 0
         assert '"finish_reason":"length"' in answer.result().text
