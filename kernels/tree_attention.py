@@ -83,6 +83,7 @@ def tree_attention(
     *,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    tree_rows: int | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Attend from every node of every sequence's tree.
@@ -96,6 +97,8 @@ def tree_attention(
         scale: factor of the scores.
         sliding_window: see `tree_mask`.
         softcap: bound c of the scores, if any (Gemma 2).
+        tree_rows: cache rows of the tree, where the nodes are only some of it (a level that is being drafted
+            attends to levels above it); then without a sliding window. The nodes' own number by default.
         mask: `tree_mask(...)`, to build it once a forward instead of once a layer; rows beyond its size are
             not read. The kernel has no use for it.
 
@@ -115,6 +118,7 @@ def tree_attention(
             scale,
             sliding_window=sliding_window,
             softcap=softcap,
+            tree_rows=tree_rows,
         )
     return tree_attention_torch(
         query,
@@ -126,6 +130,7 @@ def tree_attention(
         scale,
         sliding_window=sliding_window,
         softcap=softcap,
+        tree_rows=tree_rows,
         mask=mask,
     )
 
@@ -141,6 +146,7 @@ def tree_attention_torch(
     *,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    tree_rows: int | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """`tree_attention` in torch."""
@@ -148,7 +154,7 @@ def tree_attention_torch(
     kv_heads = key_cache.shape[1]
     group = query_heads // kv_heads
     if mask is None:
-        size = min(int(lengths.max()) + nodes, key_cache.shape[2])
+        size = min(int(lengths.max()) + (tree_rows or nodes), key_cache.shape[2])
         mask = tree_mask(lengths, ancestors, size, sliding_window)
     size = mask.shape[-1]
     keys, values = _rows(key_cache, slots, size), _rows(value_cache, slots, size)

@@ -107,6 +107,7 @@ def _split_kernel(
     kv_heads,
     group,
     nodes,
+    tree_rows,
     dim,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -179,11 +180,11 @@ def _split_kernel(
         )
 
     if split == splits - 1:
-        for start in range(0, nodes, KEYS):
+        for start in range(0, tree_rows, KEYS):
             other = start + tl.arange(0, KEYS)
             # Shifts of 64 and more are undefined; such nodes do not exist, and the bound hides them.
             bit = (words[:, None] >> tl.minimum(other, 63).to(tl.int64)[None, :]) & 1
-            visible = (bit != 0) & (other < nodes)[None, :]
+            visible = (bit != 0) & (other < tree_rows)[None, :]
             if WINDOW:
                 other_words = tl.load(ancestors_ptr + sequence * nodes + other, mask=other < nodes, other=0)
                 other_position = length + _depth(other_words).to(tl.int32)
@@ -193,7 +194,7 @@ def _split_kernel(
                 key_ptr,
                 value_ptr,
                 length + other,
-                length + nodes,
+                length + tree_rows,
                 visible,
                 acc,
                 top,
@@ -285,10 +286,16 @@ def tree_attention_triton(
     *,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    tree_rows: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
     """`kernels.tree_attention.tree_attention`; `splits` overrides the number of splits over the keys."""
     batch, query_heads, nodes, dim = query.shape
+    tree_rows = nodes if tree_rows is None else tree_rows
+    if sliding_window is not None and tree_rows != nodes:
+        raise ValueError(
+            "a sliding window needs the positions of all tree rows: attend from all of them at once"
+        )
     kv_heads, cache_rows = key_cache.shape[1:3]
     group = query_heads // kv_heads
     if isinstance(slots, slice):
@@ -324,6 +331,7 @@ def tree_attention_triton(
         kv_heads,
         group,
         nodes,
+        tree_rows,
         dim,
         ROWS=block_rows,
         KEYS=block_keys,

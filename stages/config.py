@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ModelConfig(BaseModel):
-    """Base of each stage's configuration: frozen, unknown fields refused, the options that running a model takes.
+    """Base of each stage's configuration: frozen, unknown fields refused, the options of running a model.
 
     The command line is generated from these models (`eagle_cli.flags`): field `max_prompts` of gen-data's
     configuration is `--max-prompts` and the environment variable `EAGLE_GEN_DATA_MAX_PROMPTS`.

@@ -86,6 +86,7 @@ def attend(
         scale,
         sliding_window=window,
         softcap=softcap,
+        tree_rows=step.offset + query.shape[2],
         mask=mask,
     )
 

@@ -19,7 +19,7 @@ class TrainConfig(CommonConfig):
         default=0,
         ge=0,
         description="Tokens the head can draft; 0 takes the smallest multiple of 64 that covers 99 % of the "
-        "answers, at most 32000.",
+        "answers, from 4096 to 32000.",
     )
     ttt_steps: int = Field(
         default=3, ge=1, le=16, description="Draft steps unrolled in training (training-time test)."

@@ -140,6 +140,16 @@ def test_attention_takes_64_nodes_and_a_slice_of_slots():
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_attention_of_a_level_reaches_the_levels_written_before_it():
+    trees = [[-1, 0, 0, 1, 2, 3]]
+    cache, query = torch.randn(2, 1, 2, 40, 8, device=DEVICE), torch.randn(1, 4, 6, 8, device=DEVICE)
+    expected = attention_by_definition(query, cache[0], cache[1], [0], [20], trees, 0.3)[:, :, 3:]
+    place = torch.tensor([0], device=DEVICE), torch.tensor([20], device=DEVICE)
+    words = ancestor_words(trees).to(DEVICE)[:, 3:]
+    out = tree_attention_triton(query[:, :, 3:], *cache, *place, words, 0.3, tree_rows=6, splits=1)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=3e-5, atol=3e-5)
+
+
 @quick
 @given(data=st.data())
 def test_compaction_equals_the_reference(data):
