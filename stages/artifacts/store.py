@@ -201,17 +201,6 @@ class ArtifactWriter:
         self._folder.write(name, data)
         self._files[name] = file
 
-    def remove_file(self, name: str) -> None:
-        """Removes a file added with `add_file`, such as a checkpoint that is no longer needed.
-
-        Raises:
-            EagleError: storage fails, or another process has taken over the artifact.
-        """
-        self._may_write(name)
-        if self._files.pop(name, None) is not None:
-            FileRecords(files=self.files).write(self._folder)
-            self._folder.remove(name)
-
     def local(self, name: str) -> Path:
         """A local file with the content of a committed shard or file, as `Artifact.local`.
 

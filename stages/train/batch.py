@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,6 +37,14 @@ class TttBatch:
     def supervised(self) -> int:
         """Supervised positions, Q."""
         return len(self.queries)
+
+    @property
+    def turns(self) -> list[int]:
+        """Queries in each turn, in order: in one turn of a row, each query is the next key."""
+        positions = self.positions[self.queries]
+        ends = (self.queries.diff() != 1) | (positions.diff() != 1)
+        bounds = [0, *(ends.nonzero().squeeze(1) + 1).tolist(), self.supervised]
+        return [end - start for start, end in pairwise(bounds)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TttBatch:
         """The batch on a device, features in `dtype`."""

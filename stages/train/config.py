@@ -19,7 +19,7 @@ class TrainConfig(CommonConfig):
         default=0,
         ge=0,
         description="Tokens the head can draft; 0 takes the smallest multiple of 64 that covers 99 % of the "
-        "answers, from 4096 to 32000.",
+        "answers, at most 32000.",
     )
     ttt_steps: int = Field(
         default=3, ge=1, le=16, description="Draft steps unrolled in training (training-time test)."
@@ -30,8 +30,10 @@ class TrainConfig(CommonConfig):
         ge=1,
         description="Most optimizer steps; the learning rate then falls to its end by this step.",
     )
-    batch_tokens: int = Field(default=1024, ge=1, description="Supervised tokens an optimizer step, about.")
-    lr: float = Field(default=6e-4, gt=0, description="Highest learning rate.")
+    batch_tokens: int = Field(default=256, ge=1, description="Supervised tokens an optimizer step, about.")
+    lr: float = Field(
+        default=1e-3, gt=0, description="Highest learning rate; heads of targets above 1B want 5e-5 to 6e-4."
+    )
     warmup: float = Field(
         default=0.05,
         ge=0,
@@ -42,7 +44,7 @@ class TrainConfig(CommonConfig):
         default=0.8, gt=0, le=1, description="Weight of each draft step's loss against the step before."
     )
     init: Literal["target", "random"] = Field(
-        default="target", description="What the head's final norm and output rows start from."
+        default="random", description="What the head's final norm and output rows start from."
     )
     holdout: float = Field(
         default=0.05,

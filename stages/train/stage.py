@@ -105,7 +105,7 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult:
             "holdout": progress.holdout,
         }
         write_head(writer, training.head, progress, counts)
-        manifest = writer.finish(counts)
+        manifest = writer.finish(counts, drop=[CHECKPOINT])
     return _result(config.output, manifest, seconds=time.monotonic() - start)
 
 
@@ -189,7 +189,6 @@ def write_head(writer: ArtifactWriter, head: Eagle3Head, progress: Progress, cou
     lines = "".join(json.dumps(line) + "\n" for line in progress.log)
     writer.add_file("metrics.jsonl", lines.encode())
     writer.add_file("metrics.json", (json.dumps(counts, indent=2) + "\n").encode())
-    writer.remove_file(CHECKPOINT)
 
 
 def _evaluation_steps(plan: TrainingPlan, total_steps: int, every: int | None) -> set[int]:

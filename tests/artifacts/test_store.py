@@ -314,8 +314,7 @@ def test_what_is_committed_is_there_after_an_exception(place: str) -> None:
         assert [(done.shard.path, done.note) for done in writer.committed] == [("a", {"prompts_done": 7})]
         assert [file.path for file in writer.files] == ["state.bin"]
         assert writer.local("state.bin").read_bytes() == b"state"
-        writer.remove_file("state.bin")
-        writer.finish({})
+        writer.finish({}, drop=["state.bin"])
     assert set(contents(place)) == {"manifest.json", "a"}
 
 

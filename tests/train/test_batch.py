@@ -26,6 +26,7 @@ def test_queries_tokens_and_labels_are_those_worked_out_by_hand():
         [x[4], 0, 0, 0, 0],
     ]
     assert batch.last.equal(row.last)
+    assert batch.turns == [3, 2]
 
 
 def test_rows_are_laid_end_to_end_longest_first():
@@ -35,3 +36,8 @@ def test_rows_are_laid_end_to_end_longest_first():
     assert batch.positions.tolist() == [*range(9), *range(3)]
     assert batch.target_argmax.tolist() == [*long.target_argmax.tolist(), *short.target_argmax.tolist()]
     assert batch.aux[9:].equal(short.aux[:3])
+    assert batch.turns == [3, 2, 2]
+
+
+def test_rows_without_a_prompt_are_turns_of_their_own():
+    assert collate([make_row([1] * 6, seed=0), make_row([1] * 4, seed=1)], steps=2).turns == [4, 2]

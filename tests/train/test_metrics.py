@@ -7,16 +7,15 @@ from stages.train.metrics import Agreement, measure_agreement
 from tests.train.synthetic import make_head, make_row
 
 
-def test_a_chain_is_accepted_up_to_its_first_miss():
-    hits = torch.tensor([[1, 1, 0, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 0, 1]]).bool()
-    counted = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]).bool()
-    agreement = Agreement.of(hits, counted)
-    assert agreement.agreed == (4, 3, 3)
-    assert agreement.asked == (5, 4, 4)
-    assert (agreement.chains, agreement.accepted) == (4, 3 + 1 + 0 + 2), (
-        "the last query has no chain of three"
-    )
-    assert agreement.tokens_per_step == 1 + 6 / 4
+def test_a_chain_is_accepted_up_to_its_first_miss_and_the_next_starts_behind_the_correction():
+    hits = torch.tensor([[1, 0, 1, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1]]).bool()
+    counted = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1, 0]]).bool()
+    agreement = Agreement.of(hits, counted, turns=[5, 2])
+    assert agreement.agreed == (5, 4)
+    assert agreement.asked == (7, 5)
+    # First turn: both drafts of query 0, none of query 3, the only one of query 4. Second: both of query 5.
+    assert (agreement.cycles, agreement.accepted) == (4, 2 + 0 + 1 + 2)
+    assert agreement.tokens_per_step == 1 + 5 / 4
 
 
 def test_batches_add_up_to_the_same_agreement_whatever_their_size():

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.errors import EagleError
-from stages.train import vocabulary as vocabulary_module
 from stages.train.vocabulary import choose_vocabulary, draft_labels
 from tests.train.synthetic import VOCAB, make_head
 
@@ -30,10 +29,7 @@ def test_the_head_maps_to_and_from_the_most_frequent_labels(label_counts: torch.
     assert bool((labels[left_out] == -1).all())
 
 
-def test_the_automatic_size_is_the_least_multiple_of_64_that_covers_99_percent(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(vocabulary_module, "AUTOMATIC_LEAST", 64)
+def test_the_automatic_size_is_the_least_multiple_of_64_that_covers_99_percent():
     label_counts = torch.zeros(1000, dtype=torch.int64)
     label_counts[300:400] = 100
     label_counts[:100] = 1  # 100 of 10,100: leaving all of them out leaves more than 99 %
@@ -42,13 +38,6 @@ def test_the_automatic_size_is_the_least_multiple_of_64_that_covers_99_percent(
     assert vocabulary.coverage == pytest.approx((10_000 + 28) / 10_100)
     label_counts[500:530] = 100
     assert len(choose_vocabulary(label_counts, 0).ids) == 192
-
-
-def test_the_automatic_size_leaves_room_for_tokens_that_the_answers_lack():
-    label_counts = torch.zeros(50_000, dtype=torch.int64)
-    label_counts[49_000:49_200] = 7
-    vocabulary = choose_vocabulary(label_counts, 0)
-    assert vocabulary.ids.tolist() == [*range(4096 - 200), *range(49_000, 49_200)]
 
 
 def test_fewer_distinct_labels_than_asked_for_are_filled_up_with_the_lowest_ids():
