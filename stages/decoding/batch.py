@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import accept_tree
-from stages.decoding.decoder import FinishReason
+from stages.decoding.decoder import PREFILL_CHUNK, FinishReason
 from stages.decoding.sampling import SamplingParams, SamplingTensors, filter_logits
 from stages.errors import EagleError
 from stages.targets import SlotCache, SlotForward, SlotStep, Target
@@ -75,13 +75,12 @@ def generate_batch(
     waiting = deque(sorted(requests, key=lambda r: (-len(r.prompt_ids), r.id)))
     if not waiting:
         return
-    rows = max(min(len(r.prompt_ids) + r.params.max_new_tokens, target.max_length) for r in requests) + 1
     cache = SlotCache.for_model(
-        target.config, slots=min(max_batch, len(waiting)), rows=rows, dtype=target.dtype, device=target.device
+        target.config, slots=min(max_batch, len(waiting)), rows=1, dtype=target.dtype, device=target.device
     )
     forward = SlotForward(target, cache, taps=False)
     running: list[_Running] = []
-    slots = cache.data.shape[2]
+    slots = cache.slots
     while waiting or running:
         # Starting a few at a time keeps prefill forwards wide; a quarter of the slots may idle for it.
         free = slots - len(running)
@@ -100,14 +99,19 @@ def _start(
     longest = len(group[0].prompt_ids)
     while waiting and len(group) < free and longest * (len(group) + 1) <= PREFILL_TOKENS:
         group.append(waiting.popleft())
-    pad = target.tokenizer.pad_token_id or 0
-    ids = [r.prompt_ids + [pad] * (longest - len(r.prompt_ids)) for r in group]
+    # Rows behind a short prompt hold padding until its own tokens overwrite them; causality hides them.
+    ids = [r.prompt_ids + [0] * (longest - len(r.prompt_ids)) for r in group]
     tokens = torch.tensor(ids, device=target.device)
-    # Rows behind a short prompt hold padding until its own tokens overwrite them; causality hides them
-    # until then.
-    step = SlotStep.causal(forward.cache, first, [0] * len(group), longest)
-    states = forward(tokens, torch.arange(longest, device=target.device).expand_as(tokens), step)
-    last = torch.tensor([len(r.prompt_ids) - 1 for r in group], device=target.device)
+    ends = torch.tensor([len(r.prompt_ids) - 1 for r in group], device=target.device)
+    last = torch.empty(len(group), 1, target.hidden_size, dtype=target.dtype, device=target.device)
+    forward.cache.reserve(longest)
+    for begin in range(0, longest, PREFILL_CHUNK):
+        chunk = tokens[:, begin : begin + PREFILL_CHUNK]
+        step = SlotStep.causal(forward.cache, first, [begin] * len(group), chunk.shape[1])
+        positions = torch.arange(begin, begin + chunk.shape[1], device=target.device).expand_as(chunk)
+        states = forward(chunk, positions, step)
+        here = ((ends >= begin) & (ends < begin + chunk.shape[1])).nonzero()[:, 0]
+        last[here, 0] = states.last[here, ends[here] - begin]
     started = [
         _Running(
             request,
@@ -116,7 +120,7 @@ def _start(
         )
         for request in group
     ]
-    _choose(target, states.last[torch.arange(len(group)), last][:, None], last[:, None], started)
+    _choose(target, last, ends[:, None], started)
     return started
 
 
@@ -124,6 +128,7 @@ def _step(target: Target, forward: SlotForward, running: list[_Running]) -> None
     """One token more for every running sequence."""
     tokens = torch.tensor([[r.output[-1]] for r in running], device=target.device)
     lengths = [r.position for r in running]
+    forward.cache.reserve(max(lengths) + 1)
     positions = torch.tensor(lengths, device=target.device)[:, None]
     states = forward(tokens, positions, SlotStep.causal(forward.cache, 0, lengths, 1))
     _choose(target, states.last, positions, running)

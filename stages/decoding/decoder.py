@@ -131,19 +131,18 @@ class Decoder:
         device = self.target.device
         ids = torch.tensor([prompt_ids], device=device)
         count = ids.shape[1]
-        features = []
         for begin in range(0, count, PREFILL_CHUNK):
             chunk = ids[:, begin : begin + PREFILL_CHUNK]
+            end = begin + chunk.shape[1]
             step = SlotStep.causal(self.forward.cache, 0, [begin], chunk.shape[1])
             positions = torch.arange(begin, begin + chunk.shape[1], device=device)[None]
             states = self.forward(chunk, positions, step, tap=drafter is not None)
-            if states.features is not None:
-                features.append(states.features)
+            if drafter is not None and states.features is not None and end < count:
+                drafter.extend(states.features, ids[:, begin + 1 : end + 1])
         root = tree_tensors(DraftTree.root_only(prompt_ids[-1]), count - 1, device)
         token = int(self._accept(states.last[:, -1:], root, params, keys).token[0])
-        if drafter is not None:
-            following = torch.cat((ids[:, 1:], ids.new_tensor([[token]])), dim=1)
-            drafter.extend(torch.cat(features, dim=1), following)
+        if drafter is not None and states.features is not None:
+            drafter.extend(states.features, torch.cat((chunk[:, 1:], ids.new_tensor([[token]])), dim=1))
         return token
 
     @torch.inference_mode()

@@ -27,11 +27,23 @@ class TreeConfig:
     """
 
     kind: Literal["none", "chain", "dynamic"] = "dynamic"
-    depth: int = 5
+    depth: int = 6
     width: int = 4
-    nodes: int = 8
-    min_prob: float = 0.05
-    expand_prob: float = 0.15
+    nodes: int = 12
+    min_prob: float = 0.03
+    expand_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind == "none":
+            return
+        if not (self.depth >= 1 and self.width >= 1 and 1 <= self.nodes <= MAX_DRAFTED):
+            raise EagleError(f"tree {self}: depth and width are at least 1, nodes 1 to {MAX_DRAFTED}")
+        if not (0 <= self.min_prob < 1 and 0 <= self.expand_prob < 1):
+            raise EagleError(f"tree {self}: min_prob and expand_prob lie in [0, 1)")
+        if self.width * (self.depth - 1) > MAX_DRAFTED + 1:
+            raise EagleError(
+                f"tree {self}: at most {MAX_DRAFTED + 1} nodes can be expanded, width x (depth - 1)"
+            )
 
     @classmethod
     def parse(cls, text: str) -> TreeConfig:
@@ -44,7 +56,7 @@ class TreeConfig:
         known = {f.name: f.type for f in fields(cls) if f.name != "kind"}
         if kind not in ("none", "chain", "dynamic"):
             raise EagleError(
-                f"unknown tree {kind!r}; use none, chain:depth=3 or dynamic:depth=5,width=4,nodes=8"
+                f"unknown tree {kind!r}; use none, chain:depth=3 or dynamic:depth=6,width=4,nodes=12"
             )
         settings: dict[str, float] = {}
         for item in filter(None, rest.split(",")):
@@ -57,6 +69,11 @@ class TreeConfig:
                 ) from None
             except ValueError:
                 raise EagleError(f"tree setting {item!r} in {text!r} is not a number") from None
+        useless = settings.keys() - {"none": set(), "chain": known.keys() - {"width", "nodes"}}.get(
+            kind, known.keys()
+        )
+        if useless:
+            raise EagleError(f"tree {text!r}: a {kind} tree has no setting {', '.join(sorted(useless))}")
         if kind == "none":
             return cls(kind="none", depth=0, nodes=0)
         if kind == "chain":
@@ -69,25 +86,15 @@ class TreeConfig:
                 "width": 1,
                 "nodes": depth,
             }
-        config = cls(kind=kind, **settings)  # type: ignore[arg-type]
-        if not (config.depth >= 1 and config.width >= 1 and 1 <= config.nodes <= MAX_DRAFTED):
-            raise EagleError(f"tree {text!r}: depth and width are at least 1, nodes 1 to {MAX_DRAFTED}")
-        if not (0 <= config.min_prob < 1 and 0 <= config.expand_prob < 1):
-            raise EagleError(f"tree {text!r}: min_prob and expand_prob lie in [0, 1)")
-        if config.width * (config.depth - 1) > MAX_DRAFTED + 1:
-            raise EagleError(
-                f"tree {text!r}: at most {MAX_DRAFTED + 1} nodes can be expanded, width x (depth - 1)"
-            )
-        return config
+        return cls(kind=kind, **settings)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         if self.kind == "none":
             return "none"
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "kind"}
         if self.kind == "chain":
-            return f"chain:depth={self.depth}"
-        return "dynamic:" + ",".join(
-            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "kind"
-        )
+            shown = {name: shown[name] for name in ("depth", "min_prob", "expand_prob") if shown[name]}
+        return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in shown.items())
 
 
 @dataclass(frozen=True)

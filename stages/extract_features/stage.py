@@ -59,7 +59,7 @@ def run(config: ExtractFeaturesConfig, report: Reporter) -> ExtractFeaturesResul
     conversations = open_artifact(config.conversations, "conversations")
     target = load_target(config.target, device=config.device, dtype=config.dtype)
     conversations.require_target(target.fingerprint, "--target", ignore=("dtype",))
-    target.model.set_attn_implementation("sdpa")
+    target.model.set_attn_implementation(_attention(target))
     max_length = _max_length(config, target)
     plan = plan_batches(read_conversations(conversations), max_length, config.batch_tokens)
     _check_supervision(plan, conversations)
@@ -205,3 +205,8 @@ def _result(output: str, manifest: Manifest, seconds: float) -> ExtractFeaturesR
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+def _attention(target: Target) -> str:
+    """sdpa, which is fastest; targets that bound their scores need transformers' plain attention to do so."""
+    return "eager" if getattr(target.config, "attn_logit_softcapping", None) else "sdpa"

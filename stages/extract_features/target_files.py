@@ -25,7 +25,9 @@ def write_target_files(writer: ArtifactWriter, target: Target) -> None:
         target.config.save_pretrained(folder)
         target.tokenizer.save_pretrained(folder)
         if target.model.generation_config is not None:
-            target.model.generation_config.save_pretrained(folder)
+            # save_pretrained would refuse settings that the target's makers left inconsistent.
+            text = target.model.generation_config.to_json_string()
+            (folder / "generation_config.json").write_text(text, encoding="utf-8")
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 writer.add_file(f"{TARGET_FOLDER}/{path.relative_to(folder).as_posix()}", path.read_bytes())
@@ -54,5 +56,5 @@ def final_norm(model: Any) -> Any:
 
 
 def _parameters(prefix: str, module: Any) -> dict[str, Tensor]:
-    named = {"weight": module.weight, "bias": getattr(module, "bias", None)}
+    named = {"weight": getattr(module, "weight", None), "bias": getattr(module, "bias", None)}
     return {f"{prefix}.{name}": tensor for name, tensor in named.items() if tensor is not None}

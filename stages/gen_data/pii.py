@@ -44,6 +44,12 @@ class Scrubber:
 
     def scrub(self, prompt: Prompt) -> Prompt | None:
         """The prompt with placeholders for personal data; None if it is too long or the analyzer fails."""
+        if (
+            self._analyzer is None
+        ):  # outside of the try below: an installation that is broken must not pass for text
+            from stages.gen_data.recognizers import make_analyzer
+
+            self._analyzer = make_analyzer()
         texts = (prompt.system, *prompt.turns)
         if max(map(len, texts)) > MAX_SCAN_CHARS:
             return None
@@ -60,10 +66,9 @@ class Scrubber:
             return []
         from presidio_analyzer.pattern_recognizer import REGEX_TIMEOUT_SECONDS
 
-        from stages.gen_data.recognizers import LANGUAGE, make_analyzer
+        from stages.gen_data.recognizers import LANGUAGE
 
-        if self._analyzer is None:
-            self._analyzer = make_analyzer()
+        assert self._analyzer is not None
         start = time.monotonic()
         results = self._analyzer.analyze(text, LANGUAGE)
         if time.monotonic() - start >= REGEX_TIMEOUT_SECONDS:

@@ -50,8 +50,8 @@ class Eagle3Config(BaseModel):
         heads = read("num_attention_heads")
         rope = dict(read("rope_parameters") or read("rope_scaling") or {})
         theta = rope.pop("rope_theta", None) or read("rope_theta") or 10000.0
-        if rope.get("rope_type", "default") == "default":
-            rope = {}
+        if rope.get("rope_type", "default") == "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+            rope = {}  # the head turns all of each vector, whatever share the target turns
         return cls(
             hidden_size=read("hidden_size"),
             target_hidden_size=read("hidden_size"),

@@ -22,17 +22,20 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         if config.rope_scaling is None:
-            steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+            steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
             frequencies, scale = 1.0 / config.rope_theta ** (steps / config.head_dim), 1.0
         else:
             frequencies, scale = _scaled_frequencies(config)
-        self.frequencies = nn.Buffer(frequencies, persistent=False)
+        # Not a buffer: casting the head to bfloat16 rounds the angles, by radians at a few hundred tokens.
+        self.frequencies = frequencies
         self.scale = scale
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``x`` [..., heads, head_dim] to ``positions`` [...]; computed in fp32, returned in x's
         dtype."""
-        angles = positions[..., None].float() * self.frequencies.float()  # [..., head_dim / 2]
+        if self.frequencies.device != x.device:
+            self.frequencies = self.frequencies.to(x.device)
+        angles = positions[..., None].float() * self.frequencies  # [..., head_dim / 2]
         cos = (angles.cos() * self.scale).unsqueeze(-2).to(x.dtype)
         sin = (angles.sin() * self.scale).unsqueeze(-2).to(x.dtype)
         low, high = x.chunk(2, dim=-1)
@@ -52,4 +55,5 @@ def _scaled_frequencies(config: Eagle3Config) -> tuple[Tensor, float]:
         max_position_embeddings=config.max_position_embeddings,
         rope_parameters=rope,
     )
-    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](carrier, torch.device("cpu"))
+    with torch.device("cpu"):  # the head itself may be built on the meta device
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](carrier, torch.device("cpu"))

@@ -30,5 +30,5 @@ class ServeConfig(ModelConfig):
         default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."
     )
     tree: str = Field(
-        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=5,width=4,nodes=8."
+        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=6,width=4,nodes=12."
     )

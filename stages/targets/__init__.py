@@ -4,7 +4,7 @@ from stages.targets.forward import SlotForward, TargetStates
 from stages.targets.resolve import resolve_target
 from stages.targets.slots import SlotCache, SlotStep
 from stages.targets.taps import FeatureTaps
-from stages.targets.target import Target, load_target
+from stages.targets.target import Target, choose_device, load_target, logit_scale
 
 __all__ = [
     "FeatureTaps",
@@ -13,6 +13,8 @@ __all__ = [
     "SlotStep",
     "Target",
     "TargetStates",
+    "choose_device",
     "load_target",
+    "logit_scale",
     "resolve_target",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -41,6 +42,8 @@ def slot_attention(
         [B, N, Hq, D] and None, as transformers expects.
     """
     if slots is None:
+        if kwargs.get("softcap") is not None:
+            return _capped_attention(query, key, value, attention_mask, scaling, kwargs["softcap"])
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if kwargs.get("s_aux") is not None:
         raise EagleError("this target's attention uses sinks, which decoding does not support yet")
@@ -89,6 +92,21 @@ def attend(
         tree_rows=step.offset + query.shape[2],
         mask=mask,
     )
+
+
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
+) -> tuple[Tensor, None]:
+    """Attention with bounded scores outside of decoding, which sdpa cannot do; None is the causal mask."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = softcap * ((query @ key.transpose(-1, -2)).float() * (scale / softcap)).tanh()
+    if mask is None:
+        new, size = scores.shape[-2:]
+        mask = torch.ones(new, size, dtype=torch.bool, device=query.device).tril(size - new)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
 def _prefill_attention(

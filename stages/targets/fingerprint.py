@@ -31,14 +31,10 @@ def fingerprint(
     enough to tell two fine-tunes apart, without reading hundreds of gigabytes again.
     """
     settings = {key: value for key, value in config.to_dict().items() if key not in VOLATILE}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = (
-        backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    )
     return TargetFingerprint(
         name=name,
         config=_digest(json.dumps(settings, sort_keys=True, default=str)),
-        tokenizer=_digest(vocabulary),
+        tokenizer=_digest(_tokenizer_text(tokenizer)),
         chat_template=_digest(str(tokenizer.chat_template)),
         weights=_weights(model),
         dtype=str(dtype).removeprefix("torch."),
@@ -47,6 +43,17 @@ def fingerprint(
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _tokenizer_text(tokenizer: Any) -> str:
+    """The tokenizer as text, without truncation and padding, which every call may set anew."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    plain = type(backend).from_str(backend.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain.to_str()
 
 
 def _weights(model: nn.Module) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def resolve_target(target: str) -> ModelSource:
     """
     if target.startswith("builtin:"):
         return ModelSource(str(_embedded_folder(target)))
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))  # leaves a user that does not exist as typed
     if target.endswith(".gguf"):
         if not path.is_file():
             raise EagleError(f"target {target} does not exist; give the path of a .gguf file")
@@ -90,9 +91,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    work = folder
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         model: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
@@ -114,4 +116,5 @@ def _convert(gguf: Path, folder: Path) -> None:
             f"cannot convert {gguf.name} into {folder.parent} ({error}); set EAGLE_CACHE elsewhere"
         ) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if work != folder:
+            shutil.rmtree(work, ignore_errors=True)

@@ -49,6 +49,10 @@ class SlotCache:
         )
 
     @property
+    def slots(self) -> int:
+        return self.data.shape[2]
+
+    @property
     def rows(self) -> int:
         return self.data.shape[4]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,8 +56,16 @@ class Target:
 
     @property
     def max_length(self) -> int:
-        """Context length in tokens."""
-        return self.config.max_position_embeddings
+        """Context length in tokens.
+
+        Where RoPE changes with the length of the input (longrope, dynamic) the length before the change:
+        beyond, a token's state would depend on what is decoded beside it.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        longest = self.config.max_position_embeddings
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+        return longest
 
     @property
     def hidden_size(self) -> int:
@@ -72,10 +79,6 @@ class Target:
     def feature_layers(self) -> tuple[int, int, int]:
         """EAGLE-3's tap layers. Raises EagleError for a target of fewer than seven layers."""
         return eagle3_feature_layers(self.config.num_hidden_layers)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a chat through the target's own template.
@@ -103,16 +106,16 @@ class Target:
     def logits(self, last: Tensor) -> Tensor:
         """Logits [..., V] in the model's dtype, of states [..., h] after the final norm."""
         logits = self.model.get_output_embeddings()(last)
-        if scale := getattr(self.config, "logit_scale", None):
+        if (scale := logit_scale(self.config)) != 1:
             logits = logits * scale
         if cap := getattr(self.config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def to_dtype(self, dtype: torch.dtype) -> Target:
-        """The same target loaded again in another dtype, from its checkpoint (a cast would not restore
-        precision)."""
-        return load_target(self.name, device=str(self.device), dtype=str(dtype).removeprefix("torch."))
+
+def logit_scale(config: Any) -> float:
+    """What a target multiplies its logits by: Cohere's ``logit_scale``, over Granite's ``logits_scaling``."""
+    return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
 
 def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
@@ -128,7 +131,7 @@ def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = _device(device)
+    where = choose_device(device)
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = resolve_target(name)
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
@@ -137,16 +140,31 @@ def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
         model: Any = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=kind, attn_implementation=SLOT_ATTENTION, **gguf
         )
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        _refuse_unknown_layers(name, model)
+        model = model.to(where).eval().requires_grad_(False)
+    except EagleError:
+        raise
+    except Exception as error:  # what broken or foreign files raise has no common base
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         if not Path(source.path).exists():
-            reason = f"it is no local folder, and the hub does not give it ({type(error).__name__})"
+            reason = f"it is no local folder, and the hub does not give it: {reason}"
         raise EagleError(f"cannot load target {name}: {reason}") from error
-    model = model.to(where).eval().requires_grad_(False)
     return Target(name=name, model=model, tokenizer=tokenizer, device=where, dtype=kind)
 
 
-def _device(name: str) -> torch.device:
+def _refuse_unknown_layers(name: str, model: Any) -> None:
+    """Decoding keeps keys and values of attention layers, and nothing else."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if getattr(config, "kv_lora_rank", None):
+        kinds.add("latent_attention")
+    if kinds or not hasattr(model.get_decoder(), "layers"):
+        what = ", ".join(sorted(kinds)) or f"the layers of {type(model).__name__}"
+        raise EagleError(f"target {name} has {what}; targets need layers of full or sliding attention only")
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is a GPU if there is one. Raises EagleError: ``cuda`` without one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():

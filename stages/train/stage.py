@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from pydantic import BaseModel
 
 from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
 from stages.artifacts.features import TARGET_FOLDER, read_target_weights
-from stages.errors import EagleError
 from stages.heads import Eagle3Config, Eagle3Head, head_files, init_from_target
 from stages.progress import Reporter
+from stages.targets import choose_device, logit_scale
 from stages.train.checkpoint import CHECKPOINT, Progress, SaveClock, load_checkpoint, save_checkpoint
 from stages.train.config import TrainConfig
 from stages.train.data import FeatureRows, RowIndex, TrainingPlan, hold_out, plan_training, split_batches
@@ -117,7 +118,7 @@ def make_training(
     total_steps: int,
 ) -> Training:
     """A fresh head of the target's shape, its weights a function of the seed, ready for the first step."""
-    device, dtype = _device(config.device), getattr(torch, _dtype_name(config))
+    device, dtype = choose_device(config.device), getattr(torch, _dtype_name(config))
     weights = read_target_weights(features)
     torch.manual_seed(config.seed)
     head_config = Eagle3Config.from_target(target_config, len(vocabulary.ids))
@@ -129,7 +130,7 @@ def make_training(
     output = TargetOutput(
         weight=weights["lm_head.weight"][vocabulary.ids].to(device, dtype),
         bias=None if bias is None else bias[vocabulary.ids].to(device, dtype),
-        scale=target_config.get("logit_scale") or 1.0,
+        scale=logit_scale(SimpleNamespace(**target_config)),
         softcap=target_config.get("final_logit_softcapping"),
     )
     recipe = Recipe(total_steps, config.lr, config.warmup, config.ttt_steps, config.ttt_decay)
@@ -225,12 +226,6 @@ def _target_parameters(features: Artifact) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise EagleError("--device cuda, but torch sees no GPU: use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _dtype_name(config: TrainConfig) -> str:

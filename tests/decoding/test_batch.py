@@ -35,3 +35,13 @@ def test_batched_answers_equal_single_ones_whatever_the_batch(tiny_target: Targe
 def test_a_prompt_longer_than_the_context_is_named(tiny_target: Target) -> None:
     with pytest.raises(EagleError, match="prompt x has 600 tokens"):
         list(generate_batch(tiny_target, [GenerationRequest("x", [1] * 600, SamplingParams())]))
+
+
+def test_long_prompts_are_prefilled_in_chunks_with_the_same_answers(tiny_target: Target, monkeypatch) -> None:
+    requests = [
+        GenerationRequest(str(n), list(range(n)), SamplingParams(max_new_tokens=12))
+        for n in (70, 33, 32, 31, 5)
+    ]
+    whole = {r.id: r.token_ids for r in generate_batch(tiny_target, requests)}
+    monkeypatch.setattr("stages.decoding.batch.PREFILL_CHUNK", 16)
+    assert {r.id: r.token_ids for r in generate_batch(tiny_target, requests)} == whole

@@ -33,6 +33,8 @@ def test_a_trees_text_reads_back_as_the_same_tree() -> None:
         ("dynamic:depth=0", "at least 1"),
         ("dynamic:min_prob=1", r"lie in \[0, 1\)"),
         ("dynamic:width=40,depth=5", "at most 64 nodes can be expanded"),
+        ("chain:width=2", "a chain tree has no setting width"),
+        ("none:depth=2", "a none tree has no setting depth"),
     ],
 )
 def test_a_wrong_tree_text_is_refused_by_name(text: str, complaint: str) -> None:
@@ -100,3 +102,10 @@ def test_ancestor_words_hold_each_nodes_path() -> None:
     assert tree.ancestors() == [0b1, 0b11, 0b101, 0b1011, 0b11011]
     chain = DraftTree(tuple(range(64)), (-1, *range(63)), tuple(range(64)))
     assert chain.ancestors()[-1] == -1
+
+
+def test_settings_out_of_range_are_refused_however_they_are_given() -> None:
+    with pytest.raises(EagleError, match="nodes 1 to 63"):
+        TreeConfig(nodes=100)
+    with pytest.raises(EagleError, match="at most 64 nodes can be expanded"):
+        TreeConfig(width=16, depth=8)

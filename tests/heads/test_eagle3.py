@@ -175,3 +175,13 @@ def test_the_head_turns_with_the_position_as_the_target_does(rope: dict) -> None
 def test_the_stated_size_is_that_of_the_trained_parameters() -> None:
     trained = sum(p.numel() for p in Eagle3Head(CONFIG).parameters() if p.requires_grad)
     assert CONFIG.num_parameters == trained
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}])
+def test_a_loaded_head_turns_by_unrounded_angles(tmp_path, scaling: dict | None) -> None:
+    """Rounded to bfloat16 the frequencies are off by radians at a few hundred tokens."""
+    config = CONFIG.model_copy(update={"rope_scaling": scaling})
+    artifact = open_artifact(write_head(str(tmp_path / "head"), head_files(Eagle3Head(config))), "head")
+    loaded = load_head(artifact, dtype=torch.bfloat16, device="cpu")
+    assert torch.equal(loaded.rotary.frequencies, RotaryEmbedding(config).frequencies)
+    assert loaded.rotary.frequencies.dtype == torch.float32

@@ -6,12 +6,13 @@ import importlib.util
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from stages.errors import EagleError
-from stages.targets import FeatureTaps, Target, load_target, resolve_target
+from stages.targets import FeatureTaps, Target, load_target, logit_scale, resolve_target
 from stages.targets.taps import eagle3_feature_layers
 from tests.tiny import make_tiny_target
 
@@ -85,6 +86,35 @@ def test_a_fingerprint_is_the_same_in_every_dtype_and_place_and_differs_where_th
     (moved / "config.json").write_text(json.dumps(config))
     changed = load_target(str(moved), device="cpu", dtype="float32").fingerprint
     assert tiny_target.fingerprint.mismatch(changed) == ["config", "chat_template"]
+
+
+def test_a_fingerprint_is_the_same_before_and_after_the_tokenizer_is_used(
+    tmp_path: Path, tiny_path: str
+) -> None:
+    shutil.copytree(tiny_path, tmp_path / "truncating")
+    file = tmp_path / "truncating" / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["truncation"] = {"direction": "Right", "max_length": 64, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps(settings))
+    fresh, used = (load_target(str(file.parent), device="cpu", dtype="float32") for _ in range(2))
+    used.render([{"role": "user", "content": "hello"}])
+    assert fresh.fingerprint == used.fingerprint
+
+
+def test_layers_that_keep_more_than_keys_and_values_are_refused(tmp_path: Path, tiny_path: str) -> None:
+    shutil.copytree(tiny_path, tmp_path / "hybrid")
+    file = tmp_path / "hybrid" / "config.json"
+    config = json.loads(file.read_text()) | {"layer_types": ["full_attention"] * 7 + ["linear_attention"]}
+    file.write_text(json.dumps(config))
+    with pytest.raises(EagleError, match="has linear_attention; targets need layers of full or sliding"):
+        load_target(str(file.parent), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("setting", "factor"), [({"logit_scale": 0.5}, 0.5), ({"logits_scaling": 4.0}, 0.25)]
+)
+def test_logits_are_scaled_as_the_targets_config_says(setting: dict, factor: float) -> None:
+    assert logit_scale(SimpleNamespace(**setting)) == factor
 
 
 def test_a_target_without_a_chat_template_says_so(tmp_path: Path) -> None:
