@@ -30,8 +30,8 @@ class TreeConfig:
     depth: int = 6
     width: int = 4
     nodes: int = 12
-    min_prob: float = 0.03
-    expand_prob: float = 0.1
+    min_prob: float = 0.04
+    expand_prob: float = 0.15
 
     def __post_init__(self) -> None:
         if self.kind == "none":
