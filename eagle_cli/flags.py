@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import typer
 
 from eagle_cli.catalog import Stage
+from stages import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -36,6 +37,7 @@ def stage_function(stage: Stage, act: Callable[[dict[str, Any], bool, bool], int
         ),
         _switch(stage, "quiet", "Show no progress; only the result and errors."),
     ]
+    parameters.append(_version())
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = stage.summary
@@ -88,6 +90,18 @@ def _parameter(stage: Stage, name: str, field: FieldInfo) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         annotation=Annotated[kind, option],
         default=inspect.Parameter.empty if field.is_required() else _plain(default),
+    )
+
+
+def _version() -> inspect.Parameter:
+    def show(asked: bool) -> None:
+        if asked:
+            typer.echo(f"eagle {__version__}")
+            raise typer.Exit
+
+    option = typer.Option("--version", help="Print the version.", callback=show, is_eager=True)
+    return inspect.Parameter(
+        "version", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, option], default=False
     )
 
 

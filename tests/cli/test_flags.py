@@ -9,6 +9,7 @@ import typer
 
 from eagle_cli.catalog import STAGES, Stage
 from eagle_cli.main import main, stage_command
+from stages import __version__
 from tests.cli.probe import ProbeStage
 
 EACH_STAGE = pytest.mark.parametrize("stage", STAGES, ids=[stage.name for stage in STAGES])
@@ -27,7 +28,7 @@ def test_each_field_is_one_flag_with_help_and_default(
 ) -> None:
     fields = stage.config_class().model_fields
     parameters = {parameter.name: parameter for parameter in stage_command(stage).params}
-    assert set(parameters) == {*fields, "json", "quiet"}
+    assert set(parameters) == {*fields, "json", "quiet", "version"}
     for name, field in fields.items():
         assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
         assert parameters[name].required == field.is_required()
@@ -39,6 +40,12 @@ def test_each_field_is_one_flag_with_help_and_default(
         assert f"--{name.replace('_', '-')} " in shown
         if isinstance(field.default, int | float | str) and not isinstance(field.default, bool):
             assert f"default: {field.default}" in shown
+
+
+@EACH_STAGE
+def test_each_stage_prints_the_version(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([stage.name, "--version"]) == 0
+    assert capfd.readouterr().out == f"eagle {__version__}\n"
 
 
 @EACH_STAGE
