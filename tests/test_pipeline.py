@@ -56,7 +56,7 @@ def test_every_stage_reads_what_the_one_before_it_wrote(
     measured = json.loads(report.read("report.json"))
     assert measured["lossless"]["faults"] == 0
     assert measured["lossless"]["near_ties"] == 0  # float32
-    assert measured["pooled"]["accepted_per_step"] > 0.2  # it learned something of a random target
+    assert measured["pooled"]["accepted_per_step"] > 0.05  # chance would be about 0.02
     head = open_artifact(f"{run}/head", "head")
     features = open_artifact(f"{run}/features", "features")
     conversations = open_artifact(f"{run}/conversations", "conversations")
