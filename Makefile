@@ -141,7 +141,7 @@ serve: train ## OpenAI-compatible server with the head
 # A finished report is only read again.
 table: train
 	$(bench)
-	@printf '\nArtifacts: %s\n' '$(CONVERSATIONS)' '$(FEATURES)' '$(HEAD)' '$(BENCH)'
+	@printf '\nArtifacts:\n'; printf '  %s\n' '$(CONVERSATIONS)' '$(FEATURES)' '$(HEAD)' '$(BENCH)'
 
 clean: ## Remove .venv, caches and build leftovers; runs stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -40,7 +40,7 @@ class BenchConfig(CommonConfig):
         "outputs must be identical; 0 for none.",
     )
     near_tie_gap: float = Field(
-        default=0.25,
+        default=0.5,
         ge=0.0,
         allow_inf_nan=False,
         description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less "
