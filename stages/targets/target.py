@@ -158,6 +158,11 @@ def _refuse_unknown_layers(name: str, model: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if getattr(config, "kv_lora_rank", None):
         kinds.add("latent_attention")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise EagleError(
+            f"target {name} is a {type(model).__name__}, whose attention cannot be replaced in transformers; "
+            "use another target"
+        )
     if kinds or not hasattr(model.get_decoder(), "layers"):
         what = ", ".join(sorted(kinds)) or f"the layers of {type(model).__name__}"
         raise EagleError(f"target {name} has {what}; targets need layers of full or sliding attention only")
