@@ -43,11 +43,6 @@ class Task:
         self.remark = text
         self.show(self)
 
-    def set_total(self, total: float) -> None:
-        """Says how many units there are, when that turns out only during the work."""
-        self.total = total
-        self.show(self)
-
 
 class Reporter:
     """Shows a stage's progress and messages on stderr.

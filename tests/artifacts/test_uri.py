@@ -19,7 +19,7 @@ from tests.artifacts.gcs_server import GcsServer
     ("uri", "path"),
     [
         ("runs/x", Path("runs/x")),
-        ("file:///tmp/x", Path("/tmp/x")),
+        ("file:///data/x", Path("/data/x")),
         ("~/x", Path.home() / "x"),
         ("memory://x", None),
         ("gs://bucket/x", None),
