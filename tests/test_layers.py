@@ -20,6 +20,7 @@ LAYERS = (
     STAGE_PACKAGES,
     ("stages.decoding",),
     ("stages.heads",),
+    ("stages.features",),
     ("stages.targets",),
     ("stages.prompts",),
     ("stages.artifacts", "kernels"),

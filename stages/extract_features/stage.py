@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from itertools import islice
 
-import torch
 from pydantic import BaseModel
 
-from stages.artifacts.conversations import Conversation, read_conversations
-from stages.artifacts.features import shard_bytes, shard_name
+from stages.artifacts.conversations import read_conversations
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.store import Artifact, ArtifactWriter, open_artifact
 from stages.artifacts.uri import local_path
 from stages.errors import EagleError
 from stages.extract_features.config import ExtractFeaturesConfig
-from stages.extract_features.plan import WINDOW, Plan, plan_batches
-from stages.extract_features.shards import ShardBuilder
-from stages.extract_features.states import TokenBatch, target_states
-from stages.extract_features.target_files import write_target_files
+from stages.features.layout import shard_bytes, shard_name
+from stages.features.plan import Plan, plan_batches
+from stages.features.shards import ShardBuilder
+from stages.features.states import target_states, token_batches
+from stages.features.target_files import write_target_files
 from stages.progress import Reporter
 from stages.targets import FeatureTaps, Target, load_target
 
@@ -110,23 +107,6 @@ def extract(
                 _commit(builder, writer, done)
         if not builder.empty:
             _commit(builder, writer, done)
-
-
-def token_batches(conversations: Iterator[Conversation], plan: Plan, skip: int) -> Iterator[TokenBatch]:
-    """The batches of `plan` behind the first `skip`; holds one window of conversations at a time."""
-    for number, window in enumerate(plan.windows):
-        rows = list(islice(conversations, WINDOW))
-        for indices in window[skip:]:
-            kept = [(rows[i - number * WINDOW], plan.rows[i].length) for i in indices]
-            yield TokenBatch(
-                row_ids=indices,
-                input_ids=torch.tensor([t for row, n in kept for t in row.input_ids[:n]], dtype=torch.int32),
-                loss_mask=torch.tensor(
-                    [bit for row, n in kept for bit in row.loss_mask[:n]], dtype=torch.uint8
-                ),
-                row_offsets=torch.tensor([0, *(n for _, n in kept)]).cumsum(0),
-            )
-        skip = max(0, skip - len(window))
 
 
 def _commit(builder: ShardBuilder, writer: ArtifactWriter, batches_done: int) -> None:

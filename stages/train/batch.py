@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stages.artifacts.features import FeatureRow
+from stages.features.layout import FeatureRow
 from stages.train.attention import RowGroup, group_rows
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from stages.artifacts import Artifact
-from stages.artifacts.features import FeatureRow, FeatureShard, supervised_positions
 from stages.errors import EagleError
+from stages.features.layout import FeatureRow, FeatureShard, supervised_positions
 
 WINDOW_BYTES = 8 << 30
 """Shards of this size in all are shuffled together, and mapped at a time."""

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel
 
 from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
-from stages.artifacts.features import TARGET_FOLDER, read_target_weights
+from stages.features.layout import TARGET_FOLDER, read_target_weights
 from stages.heads import Eagle3Config, Eagle3Head, head_files, init_from_target
 from stages.progress import Reporter
 from stages.targets import choose_device, logit_scale

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.artifacts.features import FeatureRow
 from stages.errors import EagleError
+from stages.features.layout import FeatureRow
 from stages.heads import Eagle3Head
 from stages.train.batch import TttBatch, collate
 from stages.train.loss import StepLosses, TargetLogits, soft_cross_entropy

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from stages.artifacts.conversations import Conversation, shard_name, write_conversations
-from stages.artifacts.features import FeatureRow, read_feature_shards, read_target_weights
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.store import ArtifactWriter, artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.extract_features import stage
 from stages.extract_features.config import ExtractFeaturesConfig
+from stages.features.layout import FeatureRow, read_feature_shards, read_target_weights
 from stages.progress import Reporter
 from stages.targets import load_target
 from tests.tiny import make_tiny_target

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from stages.artifacts import ArtifactWriter, TargetFingerprint
-from stages.artifacts.features import WEIGHTS_FILE, FeatureRow, FeatureShard, shard_name, supervised_positions
+from stages.features.layout import WEIGHTS_FILE, FeatureRow, FeatureShard, shard_name, supervised_positions
 from stages.heads import Eagle3Config, Eagle3Head
 
 HIDDEN, VOCAB = 32, 96

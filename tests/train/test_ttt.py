@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.artifacts.features import FeatureRow
+from stages.features.layout import FeatureRow
 from stages.heads import Eagle3Head
 from stages.train import attention
 from stages.train.attention import group_rows

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.artifacts.features import FeatureShard, shard_bytes, supervised_positions
 from stages.errors import EagleError
+from stages.features.layout import FeatureShard, shard_bytes, supervised_positions
 
 
 def positions(*masks: str) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from stages.artifacts.conversations import Conversation
-from stages.artifacts.features import supervised_positions
+from stages.features.layout import supervised_positions
 
 WINDOW = 512  # conversations that are sorted by length together, and so held in memory at a time
 

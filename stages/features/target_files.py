@@ -9,9 +9,9 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from stages.artifacts.features import TARGET_FOLDER, WEIGHTS_FILE
 from stages.artifacts.store import ArtifactWriter
 from stages.errors import EagleError
+from stages.features.layout import TARGET_FOLDER, WEIGHTS_FILE
 from stages.targets import Target
 
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")  # names in transformers' decoders

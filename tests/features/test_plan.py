@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.artifacts.conversations import Conversation
-from stages.extract_features.plan import WINDOW, KeptRow, keep, length_batches, plan_batches
-from stages.extract_features.stage import token_batches
+from stages.features.plan import WINDOW, KeptRow, keep, length_batches, plan_batches
+from stages.features.states import token_batches
 
 
 def mask(text: str) -> list[int]:

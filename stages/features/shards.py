@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stages.artifacts.features import FeatureShard, shard_bytes
-from stages.extract_features.states import States, TokenBatch
+from stages.features.layout import FeatureShard, shard_bytes
+from stages.features.states import States, TokenBatch
 
 
 class ShardBuilder:

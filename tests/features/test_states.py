@@ -15,10 +15,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from stages.artifacts.features import supervised_positions
 from stages.errors import EagleError
-from stages.extract_features import states
-from stages.extract_features.states import TokenBatch, target_states
+from stages.features import states
+from stages.features.layout import supervised_positions
+from stages.features.states import TokenBatch, target_states
 from stages.targets import FeatureTaps, Target
 
 SIZES = {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from stages.artifacts.features import supervised_positions
+from stages.artifacts.conversations import Conversation
+from stages.features.layout import supervised_positions
+from stages.features.plan import WINDOW, Plan
 from stages.targets import FeatureTaps, Target
 
 LOGITS_BYTES = 64 * 2**20  # of logits held at a time, in fp32
@@ -21,6 +25,23 @@ class TokenBatch:
     input_ids: Tensor  # [T] int32
     loss_mask: Tensor  # [T] uint8
     row_offsets: Tensor  # [R+1] int64
+
+
+def token_batches(conversations: Iterator[Conversation], plan: Plan, skip: int) -> Iterator[TokenBatch]:
+    """The batches of `plan` behind the first `skip`; holds one window of conversations at a time."""
+    for number, window in enumerate(plan.windows):
+        rows = list(islice(conversations, WINDOW))
+        for indices in window[skip:]:
+            kept = [(rows[i - number * WINDOW], plan.rows[i].length) for i in indices]
+            yield TokenBatch(
+                row_ids=indices,
+                input_ids=torch.tensor([t for row, n in kept for t in row.input_ids[:n]], dtype=torch.int32),
+                loss_mask=torch.tensor(
+                    [bit for row, n in kept for bit in row.loss_mask[:n]], dtype=torch.uint8
+                ),
+                row_offsets=torch.tensor([0, *(n for _, n in kept)]).cumsum(0),
+            )
+        skip = max(0, skip - len(window))
 
 
 @dataclass(frozen=True)
