@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stages.bench.prompt_sets import opening
 from stages.bench.record import Output, Request
 from stages.decoding import EagleModel, Generation, SamplingParams
-from stages.prompts.source import Prompt
+from stages.prompts import Prompt
 
 WARM_UP_TOKENS = 32
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from stages.artifacts.manifest import canonical_json
 from stages.errors import EagleError
-from stages.prompts.source import BUILTIN, FILE_TYPES, Prompt, read_prompts
+from stages.prompts import Prompt, read_prompts
+from stages.prompts.files import FILE_TYPES
+from stages.prompts.source import BUILTIN
 from stages.targets import Target
 
 

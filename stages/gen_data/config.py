@@ -7,23 +7,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stages.config import CommonConfig
+from stages.gen_data.selection_config import SelectionConfig
 
 
-class GenDataConfig(CommonConfig):
+class GenDataConfig(SelectionConfig, CommonConfig):
     """One field is one flag; the description is its help text."""
 
     target: str = Field(
         description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2."
     )
-    prompts: list[str] = Field(
-        min_length=1,
-        description="Where prompts come from: builtin:chat, a local or remote .jsonl or .parquet file, or a "
-        "Hugging Face data set id. May be given several times; the sources then take turns.",
-    )
     output: str = Field(description="URI of the conversations to write.")
-    max_prompts: int | None = Field(
-        default=None, ge=1, description="Most prompts to answer. Default: all there are."
-    )
     max_new_tokens: int = Field(
         default=256, ge=1, description="Longest answer, in tokens; longer ones are cut."
     )
@@ -37,7 +30,8 @@ class GenDataConfig(CommonConfig):
         description="Probability mass of the tokens to choose from; 1 is all of them.",
     )
     seed: int = Field(
-        default=0, description="Seed of the answers; each prompt gets its own from it and its id."
+        default=0,
+        description="Seed of the answers, of which each prompt gets its own, and of the mix of sources.",
     )
     engine: Literal["transformers"] = Field(default="transformers", description="What runs the target.")
     pii: Literal["redact", "off"] = Field(

@@ -19,9 +19,17 @@ from stages.artifacts.store import ArtifactWriter
 from stages.decoding import GenerationResult
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
-from stages.gen_data.pii import MAX_SCAN_CHARS, Scrubber
+from stages.gen_data.pii import Scrubber
 from stages.gen_data.rollout import AnswerSettings, Dialogue, roll_out
-from stages.gen_data.selection import Tally, distinct, prompts_digest, take_turns
+from stages.gen_data.selection import (
+    Exclusion,
+    allowed,
+    distinct,
+    prompts_digest,
+    read_sources,
+    with_own_ids,
+)
+from stages.gen_data.tally import KEPT, Tally, describe_left_out
 from stages.progress import Reporter
 from stages.prompts import Prompt
 from stages.targets import Target, load_target
@@ -33,6 +41,7 @@ class GenDataResult(BaseModel):
     Attributes:
         response_tokens: tokens that the target sampled, of `tokens` in all.
         cut_rows: rows whose last answer was cut at the longest answer allowed.
+        sources: by source, the rows `read`, those `kept`, and those left out by reason.
         pii: findings that were replaced, by kind.
     """
 
@@ -42,9 +51,7 @@ class GenDataResult(BaseModel):
     response_tokens: int
     cut_rows: int
     prompts_read: int
-    duplicates: int
-    skipped_unscannable: int
-    skipped_too_long: int
+    sources: dict[str, dict[str, int]]
     pii: dict[str, int]
     shards: int
     bytes: int
@@ -52,15 +59,9 @@ class GenDataResult(BaseModel):
 
     def summary(self) -> str:
         made = f"in {self.seconds:.1f} s" if self.seconds else "already complete"
-        left_out = [
-            f"{self.duplicates:,} duplicates" if self.duplicates else "",
-            f"{self.skipped_too_long:,} too long for the target" if self.skipped_too_long else "",
-            f"{self.skipped_unscannable:,} not searchable for personal data"
-            if self.skipped_unscannable
-            else "",
-        ]
+        left_out = describe_left_out(self.sources)
         notes = [
-            f"left out: {', '.join(filter(None, left_out))}" if any(left_out) else "",
+            f"left out: {left_out}" if left_out else "",
             f"replaced: {', '.join(f'{n:,} {kind}' for kind, n in self.pii.items())}" if self.pii else "",
         ]
         return "; ".join(
@@ -98,23 +99,26 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult:
 
 
 def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Reporter) -> list[Prompt]:
-    """The prompts to answer: read, scrubbed, distinct, not more than asked for.
+    """The prompts to answer: read, allowed, scrubbed, distinct, not more than asked for.
 
     Raises:
-        EagleError: a source cannot be read, or none of its prompts may be used.
+        EagleError: a source cannot be read, too many rows are no prompts, or none may be used.
     """
+    exclusion = Exclusion.of(config.exclude)
     with report.task("reading prompts", total=config.max_prompts) as task:
-        prompts = take_turns(config.prompts, tally)
+        prompts = distinct(read_sources(config, config.seed, tally), 1, tally)
+        prompts = allowed(prompts, exclusion, tally)
         if config.pii == "redact":
             prompts = scrubbed(prompts, scrubber, tally)
+        prompts = with_own_ids(distinct(prompts, config.near_duplicates, tally))
         chosen = []
-        for prompt in islice(distinct(prompts, tally), config.max_prompts):
+        for prompt in islice(prompts, config.max_prompts):
             chosen.append(prompt)
             task.advance()
+    tally.check(config.max_reject_rate, finished=True)
     if not chosen:
         raise EagleError(
-            f"none of {tally.read:,} prompts could be searched for personal data (texts of at most "
-            f"{MAX_SCAN_CHARS:,} characters can): shorten them, or use --pii off if there is none in them"
+            f"none of {tally.read:,} rows may be answered ({tally.summary()}): use other --prompts"
         )
     return chosen
 
@@ -124,7 +128,7 @@ def scrubbed(prompts: Iterable[Prompt], scrubber: Scrubber, tally: Tally) -> Ite
     for prompt in prompts:
         clean = scrubber.scrub(prompt)
         if clean is None:
-            tally.unscannable += 1
+            tally.count(prompt.source, "unscannable")
         else:
             yield clean
 
@@ -136,8 +140,13 @@ def fitting(target: Target, prompts: list[Prompt], answering: AnswerSettings, ta
         EagleError: none does, or the target has no chat template.
     """
     room = answering.room(target)
-    fit = [prompt for prompt in prompts if Dialogue(prompt).ask(target, room)]
-    tally.too_long = len(prompts) - len(fit)
+    fit = []
+    for prompt in prompts:
+        if Dialogue(prompt).ask(target, room):
+            tally.count(prompt.source, KEPT)
+            fit.append(prompt)
+        else:
+            tally.count(prompt.source, "too_long")
     if not fit:
         raise EagleError(
             f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens "
@@ -188,9 +197,7 @@ def _counts(writer: ArtifactWriter, tally: Tally, scrubber: Scrubber) -> dict[st
     notes = [committed.note for committed in writer.committed]
     return {key: sum(note[key] for note in notes) for key in notes[0]} | {
         "prompts_read": tally.read,
-        "duplicates": tally.duplicates,
-        "skipped_unscannable": tally.unscannable,
-        "skipped_too_long": tally.too_long,
+        "sources": tally.record(),
         "pii": dict(sorted(scrubber.found.items())),
     }
 

@@ -1,5 +1,6 @@
-"""Where prompts come from: built-in sets, JSON Lines and Parquet files anywhere, Hugging Face data sets."""
+"""Where prompts come from: built-in sets, files of chat data anywhere, Hugging Face data sets."""
 
-from stages.prompts.source import Prompt, iter_prompts, read_prompts
+from stages.prompts.prompt import Prompt, Rejected
+from stages.prompts.source import iter_prompts, read_prompts
 
-__all__ = ["Prompt", "iter_prompts", "read_prompts"]
+__all__ = ["Prompt", "Rejected", "iter_prompts", "read_prompts"]

@@ -8,7 +8,7 @@ import pytest
 
 from stages.bench.measure import spread
 from stages.bench.prompt_sets import opening, read_prompt_sets, set_names
-from stages.prompts.source import Prompt
+from stages.prompts import Prompt
 from tests.tiny import write_jsonl
 
 

@@ -71,6 +71,8 @@ def config(folder, output: str, **changes) -> GenDataConfig:
         "temperature": 0.8,
         "batch_size": 4,
         "shard_rows": 3,
+        "near_duplicates": 1,
+        "shuffle_buffer": 0,
         "dtype": "float32",
         "device": "cpu",
     }
@@ -88,8 +90,9 @@ def test_every_prompt_read_is_a_row_or_counted_among_those_left_out(whole):
     rows = list(read_conversations(whole))
     counts = whole.manifest.counts
     assert [row.id for row in rows] == [f"prompts.jsonl:{i + 1}" for i in range(11)]
+    [tally] = counts["sources"].values()
+    assert tally == {"read": 15, "kept": 11, "duplicates": 2, "too_long": 1, "unscannable": 1}
     assert counts["prompts_read"] == 15
-    assert (counts["duplicates"], counts["skipped_unscannable"], counts["skipped_too_long"]) == (2, 1, 1)
     assert counts["rows"] == len(rows) == 11
     assert counts["tokens"] == sum(len(row.input_ids) for row in rows)
     assert counts["response_tokens"] == sum(sum(row.loss_mask) for row in rows)
@@ -106,15 +109,20 @@ def test_personal_data_are_replaced_before_duplicates_are_looked_for_and_leave_n
 
 
 def test_scrubbing_can_be_switched_off(folder):
-    changes = {"pii": "off", "prompts": [str(write_jsonl(folder / "mail.jsonl", ROWS[10:12]))]}
+    changes = {
+        "pii": "off",
+        "near_duplicates": 1,
+        "prompts": [str(write_jsonl(folder / "mail.jsonl", ROWS[10:12]))],
+    }
     result = run(config(folder, "off", **changes), QUIET)
-    assert (result.rows, result.duplicates, result.pii) == (2, 0, {})
+    assert (result.rows, result.pii) == (2, {})
 
 
 def test_the_limit_counts_distinct_prompts(folder):
     changes = {"max_prompts": 2, "prompts": [str(write_jsonl(folder / "twice.jsonl", [ROWS[0], *ROWS]))]}
     result = run(config(folder, "limited", **changes), QUIET)
-    assert (result.rows, result.prompts_read, result.duplicates) == (2, 3, 1)
+    assert (result.rows, result.prompts_read) == (2, 3)
+    assert list(result.sources.values()) == [{"read": 3, "kept": 2, "duplicates": 1}]
 
 
 @pytest.mark.parametrize("answers", [1, 9])
@@ -159,7 +167,7 @@ def test_other_settings_or_prompts_are_refused_until_overwritten(folder):
             {"prompt": "long " * 300},
             "none of 1 prompts leaves room for 12 new tokens in the target's context of 512",
         ),
-        ({"prompt": "x" * 20_001}, "none of 1 prompts could be searched for personal data"),
+        ({"prompt": "x" * 20_001}, r"none of 1 rows may be answered \(1 unscannable\)"),
     ],
 )
 def test_nothing_to_answer_is_an_error_that_leaves_no_artifact(folder, row, message):
