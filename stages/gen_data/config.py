@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stages.config import CommonConfig
+from stages.config import CommonConfig, JobArrayConfig
 from stages.gen_data.selection_config import SelectionConfig
 
+_NOT_IN_RESULT = {
+    "target",
+    "output",
+    "device",
+    "dtype",
+    "overwrite",
+    "shard_index",
+    "num_shards",
+    "dry_run",
+    "max_reject_rate",
+}
 
-class GenDataConfig(SelectionConfig, CommonConfig):
+
+class GenDataConfig(SelectionConfig, JobArrayConfig, CommonConfig):
     """One field is one flag; the description is its help text."""
+
+    help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
+        "Answers": (
+            "max_new_tokens",
+            "max_model_len",
+            "temperature",
+            "top_p",
+            "top_k",
+            "seed",
+            "answers_per_prompt",
+            "drop_truncated",
+        ),
+        "Running": ("engine", "batch_size", "shard_rows", "dry_run"),
+    }
 
     target: str = Field(
         description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2."
@@ -19,6 +45,11 @@ class GenDataConfig(SelectionConfig, CommonConfig):
     output: str = Field(description="URI of the conversations to write.")
     max_new_tokens: int = Field(
         default=256, ge=1, description="Longest answer, in tokens; longer ones are cut."
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most tokens of a conversation, its answers included. Default: the target's context.",
     )
     temperature: float = Field(
         default=0.0, ge=0.0, allow_inf_nan=False, description="Randomness of the answers; 0 is greedy."
@@ -29,9 +60,16 @@ class GenDataConfig(SelectionConfig, CommonConfig):
         le=1.0,
         description="Probability mass of the tokens to choose from; 1 is all of them.",
     )
+    top_k: int = Field(default=0, ge=0, description="How many tokens to choose from; 0 is all of them.")
     seed: int = Field(
         default=0,
         description="Seed of the answers, of which each prompt gets its own, and of the mix of sources.",
+    )
+    answers_per_prompt: int = Field(
+        default=1, ge=1, description="Conversations made from each prompt; more than one needs --temperature."
+    )
+    drop_truncated: bool = Field(
+        default=False, description="Leave out answers that were cut at --max-new-tokens, and their questions."
     )
     engine: Literal["transformers"] = Field(default="transformers", description="What runs the target.")
     pii: Literal["redact", "off"] = Field(
@@ -43,9 +81,21 @@ class GenDataConfig(SelectionConfig, CommonConfig):
     shard_rows: int = Field(
         default=256,
         ge=1,
-        description="Conversations in a shard; a stopped run continues behind the last shard.",
+        description="Prompts whose answers make a shard; a stopped run continues behind the last shard.",
     )
+    dry_run: bool = Field(
+        default=False,
+        description="Write nothing: show what would be read, kept and left out, and how long it would take.",
+    )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> GenDataConfig:
+        if self.answers_per_prompt > 1 and self.temperature == 0:
+            raise ValueError(
+                "--answers-per-prompt above 1 needs a --temperature above 0: all would be the same"
+            )
+        return self
 
     def settings(self) -> dict[str, Any]:
         """The fields that decide the result, apart from the target, which has a fingerprint of its own."""
-        return self.model_dump(mode="json", exclude={"target", "output", "device", "dtype", "overwrite"})
+        return self.model_dump(mode="json", exclude=_NOT_IN_RESULT)

@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stages.artifacts.conversations import Conversation
 from stages.decoding import GenerationRequest, GenerationResult, SamplingParams, generate_batch
 from stages.prompts import Prompt
-from stages.targets import Target
+from stages.targets import Target, TemplateRefusalError
 
 Messages = list[dict[str, str]]
 
 
+REPEATED = 32
+"""An answer that ends in this many tokens of one kind is a loop, and no answer."""
+
+
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How the target answers: the sampling of every turn, and how many conversations run at once."""
+    """How the target answers: the sampling of every turn, and how many conversations run at once.
+
+    Attributes:
+        samples: conversations made from each prompt, each with noise of its own.
+        drop_truncated: leave out answers that were cut at `max_new_tokens`.
+        max_model_len: most tokens of a conversation, None for the target's context.
+    """
 
     max_new_tokens: int
     temperature: float
     top_p: float
     seed: int
     batch_size: int
+    top_k: int = 0
+    samples: int = 1
+    drop_truncated: bool = False
+    max_model_len: int | None = None
 
-    def of(self, prompt: Prompt) -> SamplingParams:
+    def of(self, prompt: Prompt, sample: int = 0) -> SamplingParams:
         """Sampling with the prompt's own seed, so that its answers depend on nothing else in the run."""
         key = hashlib.sha256(f"{self.seed}\0{prompt.id}".encode()).digest()
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            top_k=self.top_k,
             seed=int.from_bytes(key[:8], "little"),
+            sample=sample,
         )
 
     def room(self, target: Target) -> int:
-        """Tokens of the target's context that an answer of full length leaves to what comes before it."""
-        return target.max_length - self.max_new_tokens
+        """Tokens of the context that an answer of full length leaves to what comes before it."""
+        return min(target.max_length, self.max_model_len or target.max_length) - self.max_new_tokens
 
 
 @dataclass
@@ -44,20 +62,26 @@ class Dialogue:
     """A prompt being answered turn by turn, and the token ids so far.
 
     Attributes:
+        sample: which of several conversations from the same prompt.
         messages: the chat so far, as the template gets it.
         input_ids: what the target saw and sampled, T ids.
         loss_mask: T numbers, 1 where sampled.
         rows: parts that are complete; more than one only if the template rewrites history.
+        ended: why it ended before its last turn: `cut`, `truncated`, `degenerate`, `no_room` or
+            `refused_by_template`; "" if it did not.
     """
 
     prompt: Prompt
+    sample: int = 0
     messages: Messages = field(default_factory=list)
     input_ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     rows: list[Conversation] = field(default_factory=list)
+    ended: str = ""
     _asked: int = 0
     _rendered: list[int] = field(default_factory=list)
     _finish_reason: str = ""
+    _before: tuple[int, int] = (0, 0)  # messages and ids before the last question
 
     def __post_init__(self) -> None:
         if self.prompt.system:
@@ -65,25 +89,33 @@ class Dialogue:
 
     @property
     def is_over(self) -> bool:
-        """Whether no turn of the user is left, or the last answer was cut and so cannot be followed up."""
-        return self._asked == len(self.prompt.turns) or self._finish_reason == "length"
+        """Whether no turn of the user is left, or what came cannot be followed up."""
+        return self._asked == len(self.prompt.turns) or bool(self.ended)
 
     def ask(self, target: Target, room: int) -> bool:
         """Puts the user's next turn at the end of `input_ids`.
 
         Returns:
-            False, with nothing changed, if the dialogue is over or the tokens would be more than `room`.
+            False, with nothing asked, if the dialogue is over or this ends it: the tokens would be more than
+            `room`, or the template refuses the turn.
         """
         if self.is_over:
             return False
         question = {"role": "user", "content": self.prompt.turns[self._asked]}
-        rendered = target.render([*self.messages, question])
+        tools = json.loads(self.prompt.tools) if self.prompt.tools else None
+        try:
+            rendered = target.render([*self.messages, question], tools=tools)
+        except TemplateRefusalError:
+            self.ended = "refused_by_template"
+            return False
         glue = self._continuation(target, rendered) if self._asked else None
         shown = rendered if glue is None else self.input_ids + glue
         if len(shown) > room:
+            self.ended = "no_room"
             return False
         if glue is None:
             self._close_row()
+        self._before = (len(self.messages), len(self.input_ids))
         self.messages.append(question)
         self.loss_mask += [0] * (len(shown) - len(self.input_ids))
         self.input_ids = shown
@@ -91,18 +123,31 @@ class Dialogue:
         self._asked += 1
         return True
 
-    def hear(self, target: Target, answer: GenerationResult) -> None:
-        """Adds the target's answer to the last question."""
-        text = target.decode(answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids)
-        self.messages.append({"role": "assistant", "content": text})
-        self.input_ids = self.input_ids + answer.token_ids
-        self.loss_mask = self.loss_mask + [1] * len(answer.token_ids)
-        self._finish_reason = answer.finish_reason
+    def hear(self, target: Target, answer: GenerationResult, drop_truncated: bool = False) -> None:
+        """Adds the target's answer to the last question, or takes the question back if it is none."""
+        cut = answer.finish_reason == "length"
+        text = target.decode(answer.token_ids if cut else answer.token_ids[:-1])
+        if is_degenerate(answer.token_ids, text):
+            self._take_back("degenerate")
+        elif cut and drop_truncated:
+            self._take_back("truncated")
+        else:
+            self.messages.append({"role": "assistant", "content": text})
+            self.input_ids = self.input_ids + answer.token_ids
+            self.loss_mask = self.loss_mask + [1] * len(answer.token_ids)
+            self._finish_reason = answer.finish_reason
+            self.ended = "cut" if cut else ""
 
     def conversations(self) -> list[Conversation]:
         """The rows of the dialogue, at least one answer each; empty if nothing was answered."""
         self._close_row()
         return self.rows
+
+    def _take_back(self, reason: str) -> None:
+        messages, ids = self._before
+        del self.messages[messages:]
+        self.input_ids, self.loss_mask = self.input_ids[:ids], self.loss_mask[:ids]
+        self.ended = reason
 
     def _continuation(self, target: Target, rendered: list[int]) -> list[int] | None:
         """What the template puts behind the last answer's end-of-turn token to ask the next question.
@@ -124,8 +169,9 @@ class Dialogue:
     def _close_row(self) -> None:
         if any(self.loss_mask):
             number = len(self.rows)
+            own_id = self.prompt.id if self.sample == 0 else f"{self.prompt.id}@{self.sample + 1}"
             row = Conversation(
-                id=self.prompt.id if number == 0 else f"{self.prompt.id}#{number + 1}",
+                id=own_id if number == 0 else f"{own_id}#{number + 1}",
                 source=self.prompt.source,
                 license=self.prompt.license,
                 category=self.prompt.category,
@@ -138,26 +184,57 @@ class Dialogue:
         self.input_ids, self.loss_mask = [], []
 
 
+def is_degenerate(token_ids: Sequence[int], text: str) -> bool:
+    """Whether an answer says nothing, or ends in `REPEATED` tokens of one kind."""
+    tail = token_ids[-REPEATED:]
+    return not text.strip() or (len(tail) == REPEATED and len(set(tail)) == 1)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What became of some prompts.
+
+    Attributes:
+        rows: in the order of the prompts.
+        left_out: source -> reason -> prompts of which no row came.
+        ended: reason -> dialogues that ended before their last turn, also those with rows.
+    """
+
+    rows: list[Conversation]
+    left_out: dict[str, dict[str, int]]
+    ended: dict[str, int]
+
+    @classmethod
+    def of(cls, dialogues: Sequence[Dialogue]) -> Answers:
+        rows = [row for dialogue in dialogues for row in dialogue.conversations()]
+        answered = {dialogue.prompt.id for dialogue in dialogues if dialogue.rows}
+        left_out: dict[str, Counter[str]] = {}
+        for dialogue in dialogues:
+            if dialogue.prompt.id not in answered and dialogue.sample == 0:
+                left_out.setdefault(dialogue.prompt.source, Counter())[dialogue.ended] += 1
+        ended = Counter(dialogue.ended for dialogue in dialogues if dialogue.ended)
+        return cls(rows, {source: dict(count) for source, count in left_out.items()}, dict(ended))
+
+
 def roll_out(
     target: Target,
     prompts: Sequence[Prompt],
     settings: AnswerSettings,
     on_answer: Callable[[GenerationResult, bool], None] = lambda answer, over: None,
-) -> list[Conversation]:
+) -> Answers:
     """All turns of all prompts, answered: first the first turns of all, then the second, and so on.
 
     Args:
         on_answer: called with every answer, and whether its dialogue is over.
-
-    Returns:
-        Rows in the order of the prompts. A prompt that does not fit into the target's context gives none.
     """
-    dialogues = [Dialogue(prompt) for prompt in prompts]
+    dialogues = [Dialogue(prompt, sample) for prompt in prompts for sample in range(settings.samples)]
     room = settings.room(target)
     while asking := {str(i): dialogue for i, dialogue in enumerate(dialogues) if dialogue.ask(target, room)}:
-        requests = [GenerationRequest(i, d.input_ids, settings.of(d.prompt)) for i, d in asking.items()]
+        requests = [
+            GenerationRequest(i, d.input_ids, settings.of(d.prompt, d.sample)) for i, d in asking.items()
+        ]
         for answer in generate_batch(target, requests, max_batch=settings.batch_size):
             dialogue = asking[answer.id]
-            dialogue.hear(target, answer)
+            dialogue.hear(target, answer, settings.drop_truncated)
             on_answer(answer, dialogue.is_over)
-    return [row for dialogue in dialogues for row in dialogue.conversations()]
+    return Answers.of(dialogues)

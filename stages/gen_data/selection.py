@@ -88,6 +88,7 @@ def read_sources(config: SelectionConfig, seed: int, tally: Tally) -> Iterator[P
     system = _system_prompt(config)
     for source, row in order:
         uri = sources[source].uri
+        tally.drawn += 1
         if isinstance(row, Rejected):
             tally.reject(uri, row)
             tally.check(config.max_reject_rate, finished=False)

@@ -1,26 +1,36 @@
 """Prompts -> conversations: read, scrub, leave out duplicates, have the target answer, write token ids.
 
 Prompts are answered in chunks, one shard each. Chunks and seeds follow from the prompts alone, so a run that
-continues behind the last committed shard writes the rows that an undisturbed run would have written.
+continues behind the last committed shard writes the rows that an undisturbed run would have written, and the
+jobs of an array write the rows that one job would have written.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel
 
-from stages.artifacts.conversations import Conversation, shard_name, write_conversations
-from stages.artifacts.manifest import Manifest
-from stages.artifacts.store import ArtifactWriter
+from stages.artifacts import (
+    ArtifactWriter,
+    Manifest,
+    artifact_state,
+    join,
+    merge_parts,
+    open_artifact,
+    part_name,
+)
+from stages.artifacts.conversations import shard_name, write_conversations
+from stages.artifacts.counts import add_counts
 from stages.decoding import GenerationResult
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
 from stages.gen_data.pii import Scrubber
-from stages.gen_data.rollout import AnswerSettings, Dialogue, roll_out
+from stages.gen_data.rollout import Answers, AnswerSettings, Dialogue, roll_out
 from stages.gen_data.selection import (
     Exclusion,
     allowed,
@@ -34,6 +44,9 @@ from stages.progress import Reporter
 from stages.prompts import Prompt
 from stages.targets import Target, load_target
 
+TRIAL_TOKENS = 16
+"""Tokens of each answer that `--dry-run` times."""
+
 
 class GenDataResult(BaseModel):
     """What the stage made, or found complete (`seconds` 0).
@@ -42,6 +55,7 @@ class GenDataResult(BaseModel):
         response_tokens: tokens that the target sampled, of `tokens` in all.
         cut_rows: rows whose last answer was cut at the longest answer allowed.
         sources: by source, the rows `read`, those `kept`, and those left out by reason.
+        ended: dialogues that ended before their last turn, by reason; also those with rows.
         pii: findings that were replaced, by kind.
     """
 
@@ -50,8 +64,8 @@ class GenDataResult(BaseModel):
     tokens: int
     response_tokens: int
     cut_rows: int
-    prompts_read: int
     sources: dict[str, dict[str, int]]
+    ended: dict[str, int]
     pii: dict[str, int]
     shards: int
     bytes: int
@@ -59,43 +73,88 @@ class GenDataResult(BaseModel):
 
     def summary(self) -> str:
         made = f"in {self.seconds:.1f} s" if self.seconds else "already complete"
-        left_out = describe_left_out(self.sources)
-        notes = [
-            f"left out: {left_out}" if left_out else "",
-            f"replaced: {', '.join(f'{n:,} {kind}' for kind, n in self.pii.items())}" if self.pii else "",
-        ]
+        notes = [*_notes(self.sources, self.pii), f"{self.shards} shards, {made}"]
         return "; ".join(
             [
                 f"{self.output}: {self.rows:,} conversations, {self.response_tokens:,} response tokens of "
                 f"{self.tokens:,}, {self.cut_rows:,} answers cut",
-                *filter(None, notes),
-                f"{self.shards} shards, {made}",
+                *notes,
             ]
         )
 
 
-def run(config: GenDataConfig, report: Reporter) -> GenDataResult:
+class GenDataPlan(BaseModel):
+    """What a run would do.
+
+    Attributes:
+        prompts, turns: to be answered.
+        tokens_per_s: sampled tokens a second, of a short trial.
+        most_seconds: how long it takes at that rate if every answer has full length.
+    """
+
+    output: str
+    sources: dict[str, dict[str, int]]
+    pii: dict[str, int]
+    prompts: int
+    turns: int
+    tokens_per_s: float
+    most_seconds: float
+
+    def summary(self) -> str:
+        notes = "; ".join(_notes(self.sources, self.pii)) or "nothing left out"
+        return (
+            f"{self.output} would have {self.prompts:,} conversations with {self.turns:,} answers; {notes}; "
+            f"at {self.tokens_per_s:,.0f} tokens a second it takes {self.most_seconds / 60:,.0f} minutes at "
+            "most; nothing was written"
+        )
+
+
+def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     """Raises EagleError: unreadable prompts, a target without chat template, nothing left to answer."""
     start = time.monotonic()
+    if config.joins is not None:
+        return _result(config.output, join_parts(config, config.joins), time.monotonic() - start)
     tally, scrubber = Tally(), Scrubber()
-    prompts = choose(config, tally, scrubber, report)
+    chosen = choose(config, tally, scrubber, report)
+    if config.part is not None:
+        index, number = config.part
+        prompts = chosen[len(chosen) * index // number : len(chosen) * (index + 1) // number]
+        if index > 0:  # what was left out is counted in one part
+            tally, scrubber = Tally(), Scrubber()
+    else:
+        prompts = chosen
     target = load_target(config.target, device=config.device, dtype=config.dtype)
-    answering = AnswerSettings(
-        config.max_new_tokens, config.temperature, config.top_p, config.seed, config.batch_size
-    )
-    prompts = fitting(target, prompts, answering, tally)
+    answering = answer_settings(config)
+    prompts = fitting(target, prompts, answering, tally, needed=config.part is None)
+    if config.dry_run:
+        return plan(config, target, prompts, answering, tally, scrubber)
     with ArtifactWriter.open(
         config.output,
         "conversations",
-        config.settings() | {"prompts_digest": prompts_digest(prompts)},
+        config.settings() | {"prompts_digest": prompts_digest(chosen)},
         target=target.fingerprint,
         overwrite=config.overwrite,
+        part=config.part,
     ) as writer:
         if writer.finished:
-            return _result(config.output, writer.finished, seconds=0.0)
+            return _result(writer.uri, writer.finished, seconds=0.0)
         answer(target, prompts, answering, writer, config.shard_rows, report)
         manifest = writer.finish(_counts(writer, tally, scrubber))
-    return _result(config.output, manifest, seconds=time.monotonic() - start)
+    return _result(writer.uri, manifest, seconds=time.monotonic() - start)
+
+
+def answer_settings(config: GenDataConfig) -> AnswerSettings:
+    return AnswerSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        samples=config.answers_per_prompt,
+        drop_truncated=config.drop_truncated,
+        max_model_len=config.max_model_len,
+    )
 
 
 def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Reporter) -> list[Prompt]:
@@ -133,26 +192,64 @@ def scrubbed(prompts: Iterable[Prompt], scrubber: Scrubber, tally: Tally) -> Ite
             yield clean
 
 
-def fitting(target: Target, prompts: list[Prompt], answering: AnswerSettings, tally: Tally) -> list[Prompt]:
+def fitting(
+    target: Target, prompts: list[Prompt], answering: AnswerSettings, tally: Tally, *, needed: bool
+) -> list[Prompt]:
     """The prompts whose first turn leaves room for an answer in the target's context; the others are counted.
 
+    Args:
+        needed: refuse to go on without any.
+
     Raises:
-        EagleError: none does, or the target has no chat template.
+        EagleError: there is none, or the target has no chat template.
     """
     room = answering.room(target)
     fit = []
     for prompt in prompts:
-        if Dialogue(prompt).ask(target, room):
-            tally.count(prompt.source, KEPT)
+        dialogue = Dialogue(prompt)
+        if dialogue.ask(target, room):
             fit.append(prompt)
-        else:
-            tally.count(prompt.source, "too_long")
-    if not fit:
+        tally.count(prompt.source, dialogue.ended or KEPT)
+    if not fit and needed:
         raise EagleError(
-            f"none of {len(prompts):,} prompts leaves room for {answering.max_new_tokens:,} new tokens "
-            f"in the target's context of {target.max_length:,}: lower --max-new-tokens or shorten prompts"
+            f"none of {len(prompts):,} prompts can be asked with {answering.max_new_tokens:,} new tokens in "
+            f"the target's context of {room + answering.max_new_tokens:,} ({tally.summary()}): lower "
+            "--max-new-tokens, or use other prompts"
         )
     return fit
+
+
+def plan(
+    config: GenDataConfig,
+    target: Target,
+    prompts: list[Prompt],
+    answering: AnswerSettings,
+    tally: Tally,
+    scrubber: Scrubber,
+) -> GenDataPlan:
+    """What a run with these prompts would do; times a few short answers."""
+    trial = answer_settings(
+        config.model_copy(update={"max_new_tokens": TRIAL_TOKENS, "answers_per_prompt": 1})
+    )
+    start, sampled = time.monotonic(), 0
+
+    def count(result: GenerationResult, over: bool) -> None:
+        nonlocal sampled
+        sampled += len(result.token_ids)
+
+    first_turns = [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts[: config.batch_size]]
+    roll_out(target, first_turns, trial, count)
+    rate = sampled / (time.monotonic() - start)
+    turns = sum(len(prompt.turns) for prompt in prompts) * answering.samples
+    return GenDataPlan(
+        output=config.output,
+        sources=tally.record(),
+        pii=dict(sorted(scrubber.found.items())),
+        prompts=len(prompts) * answering.samples,
+        turns=turns,
+        tokens_per_s=round(rate, 1),
+        most_seconds=round(turns * answering.max_new_tokens / rate, 1) if rate else 0.0,
+    )
 
 
 def answer(
@@ -166,9 +263,9 @@ def answer(
     """Has the target answer the prompts that no committed shard has, and commits a shard a chunk of them."""
     chunks = [prompts[i : i + shard_rows] for i in range(0, len(prompts), shard_rows)]
     done = len(writer.committed)
-    answered = sum(map(len, chunks[:done]))
+    total, answered = len(prompts) * answering.samples, sum(map(len, chunks[:done])) * answering.samples
     sampled, start = 0, time.monotonic()
-    with report.task("answers", total=len(prompts), unit="prompts", done=answered) as task:
+    with report.task("answers", total=total, unit="prompts", done=answered) as task:
 
         def show(result: GenerationResult, over: bool) -> None:
             nonlocal sampled
@@ -177,29 +274,58 @@ def answer(
             task.advance(over)
 
         for number, chunk in enumerate(chunks[done:], start=done):
-            rows = roll_out(target, chunk, answering, show)
-            writer.add_shard(shard_name(number), write_conversations(rows), rows=len(rows), note=_note(rows))
-            answered += len(chunk)
+            answers = roll_out(target, chunk, answering, show)
+            data = write_conversations(answers.rows)
+            writer.add_shard(shard_name(number), data, rows=len(answers.rows), note=_note(answers))
+            answered += len(chunk) * answering.samples
             task.advance(answered - task.done)  # dialogues that ended for want of room
 
 
-def _note(rows: list[Conversation]) -> dict[str, int]:
+def join_parts(config: GenDataConfig, number: int) -> Manifest:
+    """Makes one artifact of the parts of a job array, or finds it made.
+
+    Raises:
+        EagleError: a part is missing, or was made with other settings.
+    """
+    digest, target = None, None
+    for uri in (config.output, join(config.output, part_name(0, number))):
+        if artifact_state(uri) == "complete":
+            made = open_artifact(uri, "conversations").manifest
+            digest, target = made.config.get("prompts_digest"), made.target
+            break
+    settings = config.settings() | {"prompts_digest": digest}
+    return merge_parts(config.output, "conversations", settings, (), target, number, add_counts)
+
+
+def _note(answers: Answers) -> dict[str, Any]:
     """What a shard adds to the artifact's counts."""
+    rows = answers.rows
     return {
         "rows": len(rows),
         "tokens": sum(len(row.input_ids) for row in rows),
         "response_tokens": sum(sum(row.loss_mask) for row in rows),
         "cut_rows": sum(row.finish_reason == "length" for row in rows),
+        "left_out": answers.left_out,
+        "ended": answers.ended,
     }
 
 
 def _counts(writer: ArtifactWriter, tally: Tally, scrubber: Scrubber) -> dict[str, Any]:
-    notes = [committed.note for committed in writer.committed]
-    return {key: sum(note[key] for note in notes) for key in notes[0]} | {
-        "prompts_read": tally.read,
-        "sources": tally.record(),
-        "pii": dict(sorted(scrubber.found.items())),
-    }
+    none = _note(Answers([], {}, {}))
+    counts = add_counts([none, *(committed.note for committed in writer.committed)])
+    for source, reasons in counts.pop("left_out").items():
+        for reason, prompts in reasons.items():
+            tally.count(source, reason, prompts)
+            tally.count(source, KEPT, -prompts)
+    return counts | {"sources": tally.record(), "pii": dict(sorted(scrubber.found.items()))}
+
+
+def _notes(sources: dict[str, dict[str, int]], pii: dict[str, int]) -> list[str]:
+    left_out = describe_left_out(sources)
+    return [
+        *([f"left out: {left_out}"] if left_out else []),
+        *([f"replaced: {', '.join(f'{n:,} {kind}' for kind, n in pii.items())}"] if pii else []),
+    ]
 
 
 def _result(output: str, manifest: Manifest, seconds: float) -> GenDataResult:

@@ -21,11 +21,13 @@ class Tally:
 
     Attributes:
         outcomes: source -> outcome -> rows.
+        drawn: rows drawn from the sources so far, what becomes of them known or not.
         rejects: rows that were no prompts, over all sources.
         examples: the first few of those.
     """
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    drawn: int = 0
     rejects: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -66,14 +68,12 @@ class Tally:
         Raises:
             EagleError: there are more, with examples.
         """
-        read = self.read
-        if not finished:
-            if read < _EARLY_ROWS or self.rejects < max(most, _EARLY_RATE) * read:
-                return
-        elif not read or self.rejects <= most * read:
+        if not finished and (self.drawn < _EARLY_ROWS or self.rejects < max(most, _EARLY_RATE) * self.drawn):
+            return
+        if finished and self.rejects <= most * self.drawn:
             return
         raise EagleError(
-            f"{self.rejects:,} of {read:,} rows are no prompts, such as: {'; '.join(self.examples)}. "
+            f"{self.rejects:,} of {self.drawn:,} rows are no prompts, such as: {'; '.join(self.examples)}. "
             "Name the field with --prompt-field, leave the source out, or raise --max-reject-rate"
         )
 

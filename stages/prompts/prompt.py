@@ -31,6 +31,7 @@ class Prompt:
         turns: the user's turns, in order; at least one, none of them blank.
         source: what the prompt was read from, as the user wrote it.
         system: the system message that opened the conversation, "" if there was none.
+        tools: JSON of the functions the model may call, as chat templates take them, "" if there are none.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Prompt:
     category: str = ""
     license: str = ""
     system: str = ""
+    tools: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ SHAPES = (
     "turns, messages, conversations, conversation, data, prompt, question, instruction (+ input or context), "
     "text, query or chosen"
 )
+TOOL_FIELDS = ("tools", "functions")
 _DETAIL_FIELDS = ("input", "context")  # what Alpaca and Dolly put beside an instruction
 
 USER_ROLES = frozenset({"user", "human", "prompter"})
@@ -73,6 +74,7 @@ def read_row(row: Any, src: str, fallback_id: str, where: str, field: str | None
         category=_label(row.get("category")),
         license=_label(row.get("license")),
         system=said.system,
+        tools=_tools(row),
     )
 
 
@@ -207,6 +209,15 @@ def _tree_turns(node: Mapping[str, Any]) -> Iterable[str]:
         current = (
             replies[0] if isinstance(replies, list) and replies and isinstance(replies[0], Mapping) else None
         )
+
+
+def _tools(row: Mapping[str, Any]) -> str:
+    """The functions that a row offers to the model, as JSON; "" for none, and for what is no list of them."""
+    for field in TOOL_FIELDS:
+        listed = _listed(row.get(field))
+        if listed and all(isinstance(tool, Mapping) for tool in listed):
+            return json.dumps(listed, sort_keys=True)
+    return ""
 
 
 def _label(value: Any) -> str:

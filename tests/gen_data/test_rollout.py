@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
-from stages.gen_data.rollout import AnswerSettings, Dialogue, roll_out
+from stages.decoding import GenerationResult
+from stages.gen_data.rollout import AnswerSettings, Dialogue, is_degenerate
+from stages.gen_data.rollout import roll_out as roll_out_fully
 from stages.prompts import Prompt
 from stages.targets import load_target
 from tests.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_target
@@ -42,6 +44,10 @@ def prompts(count: int, turns: int = 3) -> list[Prompt]:
     ]
 
 
+def roll_out(target, prompts, settings):
+    return roll_out_fully(target, prompts, settings).rows
+
+
 def sampled_spans(row) -> list[tuple[int, int]]:
     """[start, end) of each run of sampled ids."""
     runs = itertools.groupby(range(len(row.loss_mask)), key=row.loss_mask.__getitem__)
@@ -60,8 +66,10 @@ def answers(row) -> list[str]:
 
 
 def test_ids_are_the_template_around_the_sampled_ids(target):
-    rows = roll_out(target, prompts(12), settings())
-    assert [row.id for row in rows] == [f"p{i}" for i in range(12)]
+    found = roll_out_fully(target, prompts(12), settings())
+    rows = found.rows
+    assert len(rows) == 12 - found.left_out.get("s", {}).get("degenerate", 0) >= 10
+    assert [row.id for row in rows] == sorted((row.id for row in rows), key=lambda name: int(name[1:]))
     assert max(len(answers(row)) for row in rows) == 3
     eos = target.tokenizer.eos_token_id
     for row in rows:
@@ -156,4 +164,89 @@ def test_a_turn_that_does_not_fit_ends_the_dialogue_and_leaves_it_as_it_was(targ
     assert len(answers(row)) == 1
     dialogue = Dialogue(Prompt("b", (long,), "s"))
     assert not dialogue.ask(target, room=settings().room(target))
-    assert dialogue == Dialogue(Prompt("b", (long,), "s"))
+    assert dialogue == Dialogue(Prompt("b", (long,), "s"), ended="no_room")
+
+
+def test_the_context_can_be_made_shorter(target):
+    rows = roll_out(target, prompts(6), settings(max_model_len=100))
+    assert rows
+    assert (
+        max(len(row.input_ids) for row in rows)
+        <= 100
+        < max(len(row.input_ids) for row in roll_out(target, prompts(6), settings()))
+    )
+
+
+def test_answers_that_were_cut_can_be_left_out_with_their_questions(target):
+    kept, cut = roll_out_fully(target, prompts(8), settings(max_new_tokens=8)), 0
+    dropped = roll_out_fully(target, prompts(8), settings(max_new_tokens=8, drop_truncated=True))
+    assert all(row.finish_reason == "stop" for row in dropped.rows)
+    by_id = {row.id: row for row in dropped.rows}
+    for row in kept.rows:
+        if row.finish_reason == "length":
+            cut += 1
+            earlier = answers(row)[:-1]
+            assert (answers(by_id[row.id]) if row.id in by_id else []) == earlier
+            if earlier:
+                assert by_id[row.id].input_ids == row.input_ids[: len(by_id[row.id].input_ids)]
+    assert dropped.ended["truncated"] == cut == kept.ended["cut"]
+    assert sum(dropped.left_out["s"].values()) == 8 - len(by_id) > 0
+
+
+def test_several_answers_to_a_prompt_differ_and_the_first_is_the_only_one_of_a_run_without(target):
+    once = roll_out(target, prompts(3), settings(temperature=1.0))
+    twice = roll_out(target, prompts(3), settings(temperature=1.0, samples=2))
+    assert [row.id for row in twice] == ["p0", "p0@2", "p1", "p1@2", "p2", "p2@2"]
+    assert twice[::2] == once
+    assert all(a.input_ids != b.input_ids for a, b in zip(twice[::2], twice[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "degenerate"),
+    [
+        ([2], "", True),
+        ([5, 2], " \n", True),
+        ([7] * 32, "a" * 32, True),
+        ([5, 6, *[7] * 32], "b" * 34, True),
+        ([7] * 31, "a" * 31, False),
+        ([*[7] * 40, 2], "a" * 40, False),
+        ([5, 6, 2], "hi", False),
+    ],
+)
+def test_answers_that_say_nothing_or_loop_are_none(ids, text, degenerate):
+    assert is_degenerate(ids, text) == degenerate
+
+
+def test_a_degenerate_answer_ends_the_dialogue_and_is_taken_back(target):
+    eos = target.tokenizer.eos_token_id
+    dialogue = Dialogue(Prompt("a", QUESTIONS, "s"))
+    assert dialogue.ask(target, 500)
+    dialogue.hear(target, GenerationResult("a", [*target.tokenizer.encode("fine"), eos], "stop"))
+    before = (list(dialogue.input_ids), list(dialogue.loss_mask), list(dialogue.messages))
+    assert dialogue.ask(target, 500)
+    dialogue.hear(target, GenerationResult("a", [eos], "stop"))
+    assert (dialogue.input_ids, dialogue.loss_mask, dialogue.messages) == before
+    assert dialogue.ended == "degenerate"
+    assert not dialogue.ask(target, 500)
+    assert len(dialogue.conversations()) == 1
+
+
+def load(folder, template: str):
+    return load_target(str(make_tiny_target(folder, chat_template=template)), device="cpu", dtype="float32")
+
+
+def test_a_template_that_refuses_a_system_message_leaves_the_prompt_out(tmp_path):
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+    target = load(tmp_path, refusal + CHAT_TEMPLATE)
+    asked = [Prompt("a", ("hi",), "s", system="Be brief."), Prompt("b", ("hi",), "s")]
+    found = roll_out_fully(target, asked, settings())
+    assert [row.id for row in found.rows] == ["b"]
+    assert found.left_out == {"s": {"refused_by_template": 1}}
+
+
+def test_tools_are_shown_as_the_template_shows_them(tmp_path):
+    tools = "{% if tools %}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    target = load(tmp_path, tools + CHAT_TEMPLATE)
+    [row] = roll_out(target, [Prompt("a", ("hi",), "s", tools='[{"name": "clock"}]')], settings())
+    shown = '<|im_start|>tools\n[{"name": "clock"}]<|im_end|>\n<|im_start|>user\nhi'
+    assert target.tokenizer.decode(row.input_ids).startswith(shown)

@@ -196,7 +196,7 @@ def test_hardly_any_of_the_built_in_prompts_passes_for_another():
 BENCHMARK = [
     {
         "turns": [
-            "A baker sells 12 loaves an hour for 3 dollars each. How much does she earn in 8 hours?",
+            "A baker sells 12 loaves an hour at 3 dollars each. How much does she earn in 8 hours?",
             "Why?",
         ]
     },

@@ -9,7 +9,7 @@ from stages.artifacts.conversations import read_conversations
 from stages.artifacts.store import artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
-from stages.gen_data.stage import run
+from stages.gen_data.stage import GenDataPlan, run
 from stages.progress import Reporter
 from tests.tiny import make_tiny_target, write_jsonl
 
@@ -91,8 +91,7 @@ def test_every_prompt_read_is_a_row_or_counted_among_those_left_out(whole):
     counts = whole.manifest.counts
     assert [row.id for row in rows] == [f"prompts.jsonl:{i + 1}" for i in range(11)]
     [tally] = counts["sources"].values()
-    assert tally == {"read": 15, "kept": 11, "duplicates": 2, "too_long": 1, "unscannable": 1}
-    assert counts["prompts_read"] == 15
+    assert tally == {"read": 15, "kept": 11, "duplicates": 2, "no_room": 1, "unscannable": 1}
     assert counts["rows"] == len(rows) == 11
     assert counts["tokens"] == sum(len(row.input_ids) for row in rows)
     assert counts["response_tokens"] == sum(sum(row.loss_mask) for row in rows)
@@ -121,7 +120,7 @@ def test_scrubbing_can_be_switched_off(folder):
 def test_the_limit_counts_distinct_prompts(folder):
     changes = {"max_prompts": 2, "prompts": [str(write_jsonl(folder / "twice.jsonl", [ROWS[0], *ROWS]))]}
     result = run(config(folder, "limited", **changes), QUIET)
-    assert (result.rows, result.prompts_read) == (2, 3)
+    assert result.rows == 2
     assert list(result.sources.values()) == [{"read": 3, "kept": 2, "duplicates": 1}]
 
 
@@ -160,12 +159,60 @@ def test_other_settings_or_prompts_are_refused_until_overwritten(folder):
     assert run(base.model_copy(update={"overwrite": True}), QUIET).rows == 2
 
 
+def test_parts_of_a_job_array_join_to_the_rows_of_one_run(folder, whole):
+    parts = [config(folder, "parts", shard_index=index, num_shards=4) for index in range(4)]
+    joined = config(folder, "parts", num_shards=4)
+    with pytest.raises(EagleError, match="--shard-index"):
+        run(joined, QUIET)
+    made = [run(part, QUIET) for part in parts]
+    assert sum(part.rows for part in made) == 11
+    assert run(parts[1], Interrupting(0)).seconds == 0
+    result = run(joined, QUIET)
+    together = open_artifact(joined.output, "conversations")
+    assert list(read_conversations(together)) == list(read_conversations(whole))
+    assert together.manifest.counts == whole.manifest.counts
+    assert (result.rows, result.output) == (11, joined.output)
+    assert run(joined, QUIET).rows == 11
+    assert run(parts[2], Interrupting(0)).seconds == 0
+
+
+def test_a_job_array_may_have_more_jobs_than_prompts(folder):
+    few = {"prompts": [str(write_jsonl(folder / "few.jsonl", ROWS[:2]))], "num_shards": 5}
+    for index in range(5):
+        run(config(folder, "few", shard_index=index, **few), QUIET)
+    assert run(config(folder, "few", **few), QUIET).rows == 2
+
+
+def test_a_dry_run_says_what_would_be_and_writes_nothing(folder, whole):
+    plan = run(config(folder, "dry", dry_run=True), QUIET)
+    assert isinstance(plan, GenDataPlan)
+    assert (plan.prompts, plan.turns) == (11, 16)
+    assert plan.sources == whole.manifest.counts["sources"]
+    assert plan.tokens_per_s > 0
+    assert plan.most_seconds == pytest.approx(16 * 12 / plan.tokens_per_s, abs=0.1)
+    assert artifact_state(str(folder / "dry")) == "missing"
+    assert "nothing was written" in plan.summary()
+
+
+def test_prompts_without_a_row_are_counted_by_reason(folder):
+    result = run(config(folder, "truncated", max_new_tokens=8, drop_truncated=True, shard_rows=4), QUIET)
+    [tally] = result.sources.values()
+    assert tally["truncated"] > 0
+    assert tally["read"] == sum(rows for outcome, rows in tally.items() if outcome != "read") == 15
+    assert (
+        tally["kept"]
+        == result.rows
+        == len(list(read_conversations(open_artifact(result.output, "conversations"))))
+    )
+    assert result.cut_rows == 0
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (
             {"prompt": "long " * 300},
-            "none of 1 prompts leaves room for 12 new tokens in the target's context of 512",
+            r"none of 1 prompts can be asked with 12 new tokens in the target's context of 512 \(1 no room\)",
         ),
         ({"prompt": "x" * 20_001}, r"none of 1 rows may be answered \(1 unscannable\)"),
     ],
@@ -185,7 +232,16 @@ def test_a_target_without_a_chat_template_is_refused(folder):
 
 @pytest.mark.parametrize(
     "change",
-    [{"prompts": []}, {"max_prompts": 0}, {"temperature": -1}, {"top_p": 0}, {"pii": "drop"}, {"unknown": 1}],
+    [
+        {"prompts": []},
+        {"max_prompts": 0},
+        {"temperature": -1},
+        {"top_p": 0},
+        {"unknown": 1},
+        {"shard_index": 0},
+        {"shard_index": 2, "num_shards": 2},
+        {"temperature": 0, "answers_per_prompt": 2},
+    ],
 )
 def test_settings_out_of_range_are_refused(folder, change):
     with pytest.raises(ValidationError):

