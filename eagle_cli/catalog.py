@@ -22,12 +22,14 @@ class Stage:
         config_name: the configuration model in the stage's config.py.
         summary: its line in `eagle --help`.
         when_stopped: what a person who stopped it should know.
+        section: the heading above it in `eagle --help`.
     """
 
     name: str
     config_name: str
     summary: str
     when_stopped: str = CONTINUES
+    section: str = "Stages"
 
     @property
     def package(self) -> str:
@@ -64,5 +66,18 @@ STAGES = (
     ),
     Stage(
         "bench", "BenchConfig", "Speed, acceptance and losslessness of a draft head, against plain decoding."
+    ),
+    Stage(
+        "convert",
+        "ConvertConfig",
+        "Hidden states and heads that speculators, SpecForge or EAGLE made, to artifacts.",
+        section="Tools",
+    ),
+    Stage(
+        "inspect",
+        "InspectConfig",
+        "What an artifact is: its lineage, its rows, and whether it is still whole.",
+        "nothing was changed",
+        section="Tools",
     ),
 )

@@ -16,7 +16,7 @@ import typer
 
 from eagle_cli import environment
 from eagle_cli.catalog import Stage
-from eagle_cli.flags import describe
+from eagle_cli.usage import describe_values
 from stages.errors import EagleError
 
 DONE, FAILED, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -46,7 +46,9 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
         config = config_class(**values)
     except ValidationError as error:
         return fail(
-            f"{describe(error, config_class)} (eagle {stage.name} --help lists the flags)", USAGE, as_json
+            f"{describe_values(error, config_class)} (eagle {stage.name} --help lists the flags)",
+            USAGE,
+            as_json,
         )
     except EagleError as error:
         return fail(str(error), FAILED, as_json)
@@ -54,7 +56,9 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
         with stdout_kept_clean(), termination_raised():
             result = stage.run()(config, Reporter(quiet=quiet))
     except EagleError as error:
-        return fail(str(error), FAILED, as_json)
+        if error.result is not None and not as_json:
+            show(error.result.summary())
+        return fail(str(error), FAILED, as_json, error.result)
     except KeyboardInterrupt:
         return fail(f"interrupted; {stage.when_stopped}", INTERRUPTED, as_json)
     except Terminated:
@@ -69,12 +73,17 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
     return DONE
 
 
-def fail(message: str, code: int, as_json: bool) -> int:
-    """Says what went wrong in one line on stderr, with --json as an object on stdout too; returns `code`."""
+def fail(message: str, code: int, as_json: bool, result: Any = None) -> int:
+    """Says what went wrong in one line on stderr, with --json as an object on stdout too; returns `code`.
+
+    Args:
+        result: what there is to show besides; its fields stand beside `error` in the object.
+    """
     line = " ".join(message.split())
     typer.echo(f"error: {line}", err=True)
     if as_json:
-        typer.echo(json.dumps({"error": line}))
+        found = {} if result is None else result.model_dump(mode="json")
+        typer.echo(json.dumps({"error": line} | found))
     return code
 
 
@@ -83,9 +92,14 @@ def show(summary: Any) -> None:
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=RESULT_WIDTH)
-    console.print(summary, markup=False, highlight=False, soft_wrap=isinstance(summary, str))
+    if console.is_terminal:
+        console.print(summary, markup=False, highlight=False, soft_wrap=isinstance(summary, str))
+        return
+    # Tables are padded to their width, which a file or a pipe has no use for.
+    console = Console(width=None if "COLUMNS" in os.environ else RESULT_WIDTH)
+    with console.capture() as captured:
+        console.print(summary, markup=False, highlight=False, soft_wrap=isinstance(summary, str))
+    typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 @contextmanager

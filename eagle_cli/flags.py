@@ -1,4 +1,7 @@
-"""Flags generated from a stage's configuration: one field is one flag, its description the help text."""
+"""Flags generated from a stage's configuration: one field is one flag, its description the help text.
+
+A field marked `Positional` is given by its place instead: `uri` is `eagle inspect URI`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from eagle_cli.catalog import Stage
 from stages import __version__
 
+REQUIRED, OTHERS, RUNNING = "Required", "Options", "Running"
+NO_BREAK = "\u00a0"
+
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 
@@ -24,13 +31,14 @@ def stage_function(stage: Stage, act: Callable[[dict[str, Any], bool, bool], int
         stage: its configuration model gives the flags; --json and --quiet are added.
         act: called with the field values, and whether --json and --quiet were given; returns the exit code.
     """
-    fields = _own_fields_first(stage.config_class())
+    config_class = stage.config_class()
+    fields, headings = config_class.model_fields, headings_of(config_class)
 
     def command(**values: Any) -> int:
         chosen = {name: values[name] for name in fields}
         return act(chosen, values["json"], values["quiet"])
 
-    parameters = [_parameter(stage, name, field) for name, field in fields.items()]
+    parameters = [_parameter(stage, name, fields[name], heading) for name, heading in headings.items()]
     parameters += [
         _switch(
             stage, "json", "Print the result as one JSON object on stdout; everything else goes to stderr."
@@ -49,46 +57,102 @@ def flag(field_name: str) -> str:
     return f"--{field_name.replace('_', '-')}"
 
 
-def describe(error: ValidationError, config_class: type[BaseModel]) -> str:
-    """What a configuration's check found, in one line that names the flags."""
-    findings = []
-    for finding in error.errors(include_url=False):
-        message = finding["msg"].removeprefix("Value error, ")
-        where = finding["loc"][:1]
-        if where and where[0] in config_class.model_fields:
-            message = f"{flag(str(where[0]))} {finding['input']}: {message}"
-        findings.append(" ".join(message.split()))
-    return "; ".join(findings)
+def spelling(name: str, field: FieldInfo) -> str:
+    """How a person gives a field: `--max-prompts`, or `URI` where its place says what it is."""
+    return name.replace("_", "-").upper() if _is_positional(field) else flag(name)
 
 
-def _own_fields_first(config_class: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields with those that all stages share at the end, where a person looks last."""
-    from stages.config import CommonConfig
+def headings_of(config_class: type[BaseModel]) -> dict[str, str]:
+    """The heading in `--help` of each field: what is required first, then the groups of the configuration.
 
-    own = {
-        name: field
-        for name, field in config_class.model_fields.items()
-        if name not in CommonConfig.model_fields
+    Its own groups precede those of its bases, so that what all stages share comes where a person looks last.
+    The dictionary is in the order in which the help shows the fields.
+    """
+    groups: dict[str, str] = {}
+    for each in config_class.__mro__:
+        for heading, names in vars(each).get("help_groups", {}).items():
+            for name in names:
+                groups.setdefault(name, heading)
+    fields = config_class.model_fields
+    others = {name: OTHERS for name in fields if name not in groups}
+    headings = {
+        name: REQUIRED if fields[name].is_required() else heading
+        for name, heading in (others | groups).items()
     }
-    return own | dict(config_class.model_fields)
+    last = {REQUIRED: -1, RUNNING: 1}
+    return dict(sorted(headings.items(), key=lambda item: last.get(item[1], 0)))
 
 
-def _parameter(stage: Stage, name: str, field: FieldInfo) -> inspect.Parameter:
-    kind = _typer_type(field.annotation)
-    spelled = flag(name)
-    declaration = f"{spelled}/--no-{spelled.removeprefix('--')}" if kind is bool else spelled
-    option = typer.Option(
-        declaration,
-        help=field.description,
-        envvar=stage.environment_variable(name),
-        show_envvar=False,
-        metavar=f"<{get_args(kind)[0].__name__}>..." if get_origin(kind) is list else None,
-    )
+class StageCommand(TyperCommand):
+    """A subcommand whose help has a section for each heading, in the order of its parameters."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(NO_BREAK, " ")
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Required arguments as they are typed, without the braces of typer."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            heading = getattr(parameter, "rich_help_panel", None) or RUNNING
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(heading, []).append((record[0], _help_text(record[1])))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _help_text(text: str) -> str:
+    """A flag's help with its default in one piece, and without "required", which its heading says."""
+    text, bracket, default = text.removesuffix("  [required]").partition("  [default: ")
+    return text + bracket.replace("default: ", f"default:{NO_BREAK}") + default.replace(" ", NO_BREAK)
+
+
+def _is_positional(field: FieldInfo) -> bool:
+    from stages.config import Positional
+
+    return any(isinstance(each, Positional) for each in field.metadata)
+
+
+def _counts_bytes(field: FieldInfo) -> bool:
+    """Whether a field is `Bytes` or `Bytes | None`."""
+    from stages.config import ByteCount
+
+    parts = [each for part in get_args(field.annotation) for each in getattr(part, "__metadata__", ())]
+    return any(isinstance(each, ByteCount) for each in (*field.metadata, *parts))
+
+
+def _parameter(stage: Stage, name: str, field: FieldInfo, heading: str) -> inspect.Parameter:
+    kind = _typer_type(field)
     default = field.get_default(call_default_factory=True)
+    metavar = f"<{get_args(kind)[0].__name__}>..." if get_origin(kind) is list else None
+    if _counts_bytes(field):
+        from stages.config import format_bytes
+
+        metavar, default = "<bytes>", None if default is None else format_bytes(default)
+    shared: dict[str, Any] = {
+        "help": field.description,
+        "envvar": stage.environment_variable(name),
+        "show_envvar": False,
+        "show_default": default is not False,
+        "rich_help_panel": heading,
+    }
+    place: Any
+    if _is_positional(field):
+        place = typer.Argument(metavar=spelling(name, field), **shared)
+    else:
+        spelled = flag(name)
+        place = typer.Option(
+            f"{spelled}/--no-{spelled.removeprefix('--')}" if kind is bool else spelled,
+            metavar=metavar,
+            **shared,
+        )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, option],
+        annotation=Annotated[kind, place],
         default=inspect.Parameter.empty if field.is_required() else _plain(default),
     )
 
@@ -99,7 +163,9 @@ def _version() -> inspect.Parameter:
             typer.echo(f"eagle {__version__}")
             raise typer.Exit
 
-    option = typer.Option("--version", help="Print the version.", callback=show, is_eager=True)
+    option = typer.Option(
+        "--version", help="Print the version.", callback=show, is_eager=True, show_default=False
+    )
     return inspect.Parameter(
         "version", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, option], default=False
     )
@@ -107,20 +173,28 @@ def _version() -> inspect.Parameter:
 
 def _switch(stage: Stage, name: str, help_text: str) -> inspect.Parameter:
     option = typer.Option(
-        flag(name), help=help_text, envvar=stage.environment_variable(name), show_envvar=False
+        flag(name),
+        help=help_text,
+        envvar=stage.environment_variable(name),
+        show_envvar=False,
+        rich_help_panel=RUNNING,
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[bool, option], default=False
     )
 
 
-def _typer_type(annotation: Any) -> Any:
-    """The type typer parses: tuples of any length become lists, the rest is taken as it is."""
+def _typer_type(field: FieldInfo) -> Any:
+    """The type typer parses: text for bytes, which the configuration reads, and lists for tuples."""
+    return str | None if _counts_bytes(field) else _without_tuples(field.annotation)
+
+
+def _without_tuples(annotation: Any) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is tuple and arguments[1:] == (...,):
         return list[arguments[0]]  # type: ignore[valid-type]
     if origin in (Union, types.UnionType) and any(get_origin(part) is tuple for part in arguments):
-        return Union[tuple(_typer_type(part) for part in arguments)]  # noqa: UP007
+        return Union[tuple(_without_tuples(part) for part in arguments)]  # noqa: UP007
     return annotation
 
 

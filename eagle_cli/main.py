@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Iterator, MutableMapping
 from typing import Annotated, Any
@@ -13,10 +12,11 @@ from typer.core import TyperGroup
 
 from eagle_cli.catalog import STAGES, Stage
 from eagle_cli.execution import execute, fail
-from eagle_cli.flags import stage_function
+from eagle_cli.flags import StageCommand, stage_function
+from eagle_cli.usage import describe_arguments
 from stages import __version__
 
-HELP_WIDTH = {"max_content_width": 110}
+CONTEXT = {"max_content_width": 110, "help_option_names": ["--help", "-h"]}
 
 
 class StageCommands(MutableMapping[str, Any]):
@@ -53,14 +53,17 @@ class StageGroup(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Stages"):
-            formatter.write_dl([(stage.name, stage.summary) for stage in STAGES])
+        widest = max(len(stage.name) for stage in STAGES)
+        for section in dict.fromkeys(stage.section for stage in STAGES):
+            with formatter.section(section):
+                members = [stage for stage in STAGES if stage.section == section]
+                formatter.write_dl([(stage.name.ljust(widest), stage.summary) for stage in members])
 
 
 app = typer.Typer(
     cls=StageGroup,
     add_completion=False,
-    context_settings=HELP_WIDTH,
+    context_settings=CONTEXT,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -88,28 +91,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code: int = typer.main.get_command(app).main(arguments, prog_name="eagle", standalone_mode=False)
     except typer.TyperException as error:
-        return fail(_one_line(error), error.exit_code, "--json" in arguments)
+        return fail(describe_arguments(error, arguments), error.exit_code, "--json" in arguments)
     return code
-
-
-def _one_line(error: typer.TyperException) -> str:
-    """What is wrong with the arguments, the near flag if it looks like a typo, and where to look."""
-    message = re.sub(r" \(env var: '[^']*'\)", "", error.format_message()).replace("Value error, ", "")
-    message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
-    command = getattr(getattr(error, "ctx", None), "command_path", "eagle")
-    return f"{message} ({command} --help lists {'the stages' if command == 'eagle' else 'the flags'})"
 
 
 def stage_command(stage: Stage) -> Any:
     """The subcommand of a stage, with a flag for each field of its configuration."""
     single = typer.Typer(
         add_completion=False,
-        context_settings=HELP_WIDTH,
+        context_settings=CONTEXT,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    epilog = (
-        f"Every flag can also be set in the environment: --device as {stage.environment_variable('device')}."
+    epilog = f"Every flag can also be set in the environment: --json as {stage.environment_variable('json')}."
+    single.command(stage.name, cls=StageCommand, epilog=epilog)(
+        stage_function(stage, functools.partial(execute, stage))
     )
-    single.command(stage.name, epilog=epilog)(stage_function(stage, functools.partial(execute, stage)))
     return typer.main.get_command(single)

@@ -103,7 +103,9 @@ class Reporter:
             speed_estimate_period=SPEED_WINDOW_S,
             redirect_stdout=False,
         )
-        bar: TaskID = bars.add_task(description, total=total, completed=int(done), unit=unit, note="")
+        bar: TaskID = bars.add_task(
+            description, total=total, completed=int(done), unit=unit, note="", before=done
+        )
         task = Task(
             description,
             total,
@@ -156,7 +158,9 @@ class _RateColumn(ProgressColumn):
     """`12.3 tok/s`, over the last two minutes; over the whole task once it is done."""
 
     def render(self, task: BarState) -> Text:
-        speed = task.finished_speed or task.speed
+        speed = task.speed
+        if task.finished and task.finished_time:
+            speed = (task.completed - task.fields["before"]) / task.finished_time
         return Text(_rate(speed, task.fields["unit"]) if speed else "", style="cyan")
 
 
@@ -165,9 +169,9 @@ class _RemainingColumn(ProgressColumn):
 
     def render(self, task: BarState) -> Text:
         if task.finished or task.total is None:
-            return Text(f"in {_duration(task.elapsed or 0.0)}")
+            return Text(f"in {duration(task.elapsed or 0.0)}")
         remaining = task.time_remaining
-        return Text(f"{_duration(remaining)} left" if remaining is not None else "")
+        return Text(f"{duration(remaining)} left" if remaining is not None else "")
 
 
 def _stderr_console() -> Console:
@@ -182,14 +186,14 @@ def _progress_line(task: Task, new: float, seconds: float) -> str:
     if new > 0 and seconds > 0:
         parts.append(_rate(new / seconds, task.unit))
         if task.total is not None and task.total >= task.done:
-            parts.append(f"{_duration((task.total - task.done) * seconds / new)} left")
+            parts.append(f"{duration((task.total - task.done) * seconds / new)} left")
     if task.remark:
         parts.append(task.remark)
     return f"{task.description}: {', '.join(parts)}"
 
 
 def _end_line(task: Task, new: float, seconds: float) -> str:
-    line = f"{task.description}: {_amount(task.done, None, task.unit)} in {_duration(seconds)}"
+    line = f"{task.description}: {_amount(task.done, None, task.unit)} in {duration(seconds)}"
     if new > 0 and seconds >= 1:
         line += f" ({_rate(new / seconds, task.unit)})"
     return f"{line}, {task.remark}" if task.remark else line
@@ -205,7 +209,8 @@ def _rate(per_second: float, unit: str) -> str:
     return f"{per_second:,.{digits}f} {unit}".rstrip() + "/s"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`1:05`, or `2:01:05` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -21,6 +21,7 @@ LAYERS = (
     ("stages.decoding",),
     ("stages.heads",),
     ("stages.features",),
+    ("stages.vllm",),
     ("stages.targets",),
     ("stages.prompts",),
     ("stages.artifacts", "kernels"),
@@ -32,6 +33,7 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 HEAVY = {
     "torch",
     "transformers",
+    "vllm",
     "datasets",
     "numpy",
     "fsspec",

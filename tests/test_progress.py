@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 
 import pytest
 from rich.console import Console
@@ -70,6 +72,17 @@ def test_a_terminal_gets_one_bar_a_task_and_logs_stay_whole() -> None:
     assert "4/4 tok" in text
     assert "[inner]" in text
     assert "a line [with brackets] " + "x" * 200 in text
+
+
+def test_the_rate_of_a_finished_bar_is_that_of_the_whole_task_in_this_run() -> None:
+    written = io.StringIO()
+    reporter = Reporter(console=Console(file=written, width=120, force_terminal=True, color_system=None))
+    with reporter.task("rows", total=100, unit="rows", done=90) as task:
+        time.sleep(0.2)
+        task.advance(5)
+        task.advance(5)
+    last = re.findall(r"([\d.,]+) rows/s", written.getvalue())[-1]
+    assert 0 < float(last.replace(",", "")) <= 50
 
 
 def test_a_quiet_reporter_writes_nothing() -> None:

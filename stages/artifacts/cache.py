@@ -1,17 +1,45 @@
-"""The folder for what can be made or fetched again: converted targets and local copies of remote files."""
+"""The folder for what can be made or fetched again: converted targets and local copies of remote files.
+
+A copy lies in `artifacts/files` under the sha256 of its content, whatever artifact it is of.
+`artifacts/trees` has hard links to copies under the names they have in their artifact, for libraries that
+open folders. Together they stay within a bound: the copies that were used longest ago go first, but none
+that a process holds.
+
+To hold a copy is to have it open with a shared lock (flock); to fetch or evict it takes an exclusive one.
+The lock is on the file itself, so whoever gets it looks whether the file still has its name. Several
+processes may use one cache, and a killed one leaves nothing held.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
 import secrets
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from stages.artifacts.folder import Folder, LocalFolder, ObjectFolder, measure
-from stages.artifacts.manifest import STAGE_OF_KIND, Kind, Shard
-from stages.artifacts.uri import join, storage_errors
+from stages.artifacts.folder import Folder, LocalFolder, at_once, measure
+from stages.artifacts.manifest import STAGE_OF_KIND, Kind, Manifest, Shard
+from stages.artifacts.uri import free_bytes, join, storage_errors
 from stages.errors import EagleError
 
-_checked: set[tuple[str, str]] = set()
+_DEFAULT_GB = 50.0
+_PART = ".part"
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+T = TypeVar("T")
+
+_compared: set[tuple[int, int, int, int, str]] = set()
+"""Files whose digest this process has compared: device, inode, size, time of change, and the digest."""
 
 
 def cache_folder() -> Path:
@@ -19,31 +47,98 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(os.environ.get("EAGLE_CACHE") or "~/.cache/eagle"))
 
 
-def local_copy(folder: Folder, entry: Shard, kind: Kind, key: str) -> Path:
-    """A local file with the content of `entry`: the file itself when the folder is local, else a cached copy.
+def cache_limit() -> int:
+    """Most bytes that copies may take: `$EAGLE_CACHE_GB` or 50 GB, and no more than half of what they could.
 
-    The digest is compared once per file and process.
+    Raises:
+        EagleError: the variable is no number.
+    """
+    return _limit(sum(copy.bytes for copy in _copies()))
+
+
+class Held:
+    """A local file or folder that stays until it is released. As a context, it gives the path."""
+
+    def __init__(self, path: Path, descriptors: Sequence[int] = ()) -> None:
+        self.path = path
+        self._descriptors = list(descriptors)
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is held in the cache; 0 for what is no copy."""
+        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
+
+    def release(self) -> None:
+        """Lets the cache evict it; nothing when done again."""
+        # Closed and not unlocked: a forked process shares the lock and may still need it.
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def keep_a_while(self) -> Path:
+        """The path, held until others of half the cache's size have been kept like this since."""
+        if self._descriptors:
+            _kept.add(self)
+        return self.path
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def hold(folder: Folder, entry: Shard, kind: Kind, *, compare: bool = True) -> Held:
+    """A local file with the content of `entry`: the file itself when the folder is local, else a copy.
 
     Args:
-        key: names the folder below the cache that holds the copies of this artifact.
+        compare: whether its digest is compared, once per file and process; else only its size.
 
     Raises:
         EagleError: the file is missing or is not what the manifest says, or cannot be fetched.
     """
     if isinstance(folder, LocalFolder):
-        path = folder.path(entry.path)
-        if (str(path), entry.sha256) not in _checked:
-            check_entry(folder.uri, kind, entry, *_measured(folder, entry, kind))
-            _checked.add((str(path), entry.sha256))
-        return path
-    assert isinstance(folder, ObjectFolder)
-    path = cache_folder() / "artifacts" / key / entry.path
-    if (str(path), entry.sha256) in _checked and path.is_file():
-        return path
-    if not (path.is_file() and measure(path) == (entry.bytes, entry.sha256)):
-        _download(folder, entry, kind, path)
-    _checked.add((str(path), entry.sha256))
-    return path
+        _check_local(folder, entry, kind, compare)
+        return Held(folder.path(entry.path))
+    path = _copy_path(entry)
+    with storage_errors(str(path)):
+        while (held := _cached(entry, compare)) is None:
+            if (held := _fetch(folder, entry, kind, path, compare)) is not None:
+                break
+        return held
+
+
+def hold_cached(folder: Folder, entry: Shard) -> Held | None:
+    """A copy that is there already, without comparing its digest; None where there is none or need not be."""
+    if isinstance(folder, LocalFolder):
+        return None
+    with storage_errors(str(_copy_path(entry))):
+        return _cached(entry, compare=False)
+
+
+def hold_tree(
+    folder: Folder, manifest: Manifest, entries: Sequence[Shard], prefix: str, compared: Collection[str]
+) -> Held:
+    """A local folder with the content of these entries, which lie below `prefix` ("" or ending in "/").
+
+    Raises:
+        EagleError: as `hold`.
+    """
+
+    def get(entry: Shard) -> Held:
+        return hold(folder, entry, manifest.kind, compare=entry.path in compared)
+
+    if isinstance(folder, LocalFolder):
+        at_once(get, entries)
+        return Held(folder.path(prefix))
+    root = _artifacts() / "trees" / manifest.digest
+    descriptors: list[int] = []
+    with storage_errors(str(root)):
+        for entry, held in zip(entries, at_once(get, entries), strict=True):
+            descriptors.append(_link(held, root / entry.path))
+    return Held(root / prefix, descriptors)
 
 
 def check_entry(uri: str, kind: Kind, entry: Shard, size: int, sha256: str | None = None) -> None:
@@ -68,26 +163,270 @@ def missing_entry(uri: str, kind: Kind, entry: Shard) -> EagleError:
     return EagleError(f"{join(uri, entry.path)} is missing: {again}")
 
 
-def _measured(folder: Folder, entry: Shard, kind: Kind) -> tuple[int, str | None]:
-    size = folder.size(entry.path)
-    if size is None:
-        raise missing_entry(folder.uri, kind, entry)
-    if size != entry.bytes:
-        return size, None
-    return measure(folder.blocks(entry.path))
+def twice(read: Callable[[], T]) -> T:
+    """What `read` gives, after a second try where it is wrong: the way here may have changed it.
+
+    Raises:
+        EagleError: it fails, or is wrong both times.
+    """
+    try:
+        return read()
+    except EagleError as error:
+        if error.__cause__ is not None:  # no answer, rather than a wrong one
+            raise
+        return read()
 
 
-def _download(folder: ObjectFolder, entry: Shard, kind: Kind, path: Path) -> None:
+class _Kept:
+    """What was handed out without anyone saying when it is done with."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Path, tuple[Held, int]] = OrderedDict()
+
+    def add(self, held: Held) -> None:
+        size, most = held.bytes, cache_limit() // 2
+        with self._lock:
+            self._held.pop(held.path, None)
+            self._held[held.path] = held, size
+            total = sum(size for _, size in self._held.values())
+            while total > most and len(self._held) > 1:
+                _, (oldest, size) = self._held.popitem(last=False)
+                total -= size
+                oldest.release()
+
+
+_kept = _Kept()
+
+
+@dataclass
+class _Copy:
+    """One content in the cache, under all the names that it has there."""
+
+    bytes: int
+    used: int
+    paths: list[Path] = field(default_factory=list)
+
+
+def _artifacts() -> Path:
+    return cache_folder() / "artifacts"
+
+
+def _copy_path(entry: Shard) -> Path:
+    return _artifacts() / "files" / (entry.sha256 + Path(entry.path).suffix)
+
+
+def _limit(used: int) -> int:
+    text = os.environ.get("EAGLE_CACHE_GB") or str(_DEFAULT_GB)
+    try:
+        most = round(float(text) * 1e9)
+    except (ValueError, OverflowError):
+        raise EagleError(f"EAGLE_CACHE_GB is {text!r}: give a number of gigabytes, such as 20") from None
+    room = (free_bytes(str(cache_folder())) or 0) + used
+    return max(0, min(most, room // 2))
+
+
+def _copies() -> list[_Copy]:
+    """What the cache holds, and what is being fetched into it with the size it will have."""
+    found: dict[tuple[int, int], _Copy] = {}
+    for folder, _, names in os.walk(_artifacts()):
+        for name in names:
+            path = Path(folder, name)
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                copy = found.setdefault(
+                    (status.st_dev, status.st_ino), _Copy(status.st_size, status.st_atime_ns)
+                )
+                copy.paths.append(path)
+    return list(found.values())
+
+
+def _check_local(folder: LocalFolder, entry: Shard, kind: Kind, compare: bool) -> None:
     size = folder.size(entry.path)
     if size is None:
         raise missing_entry(folder.uri, kind, entry)
     check_entry(folder.uri, kind, entry, size)
+    with storage_errors(join(folder.uri, entry.path)):
+        identity = _identity(folder.path(entry.path).stat(), entry)
+    if compare and identity not in _compared:
+        check_entry(folder.uri, kind, entry, *measure(folder.blocks(entry.path, size)))
+        _compared.add(identity)
+
+
+def _identity(status: os.stat_result, entry: Shard) -> tuple[int, int, int, int, str]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, entry.sha256
+
+
+def _cached(entry: Shard, compare: bool) -> Held | None:
+    """The copy, held; None when there is none. One that is damaged is removed."""
+    path = _copy_path(entry)
+    descriptor = _locked_shared(path)
+    if descriptor is None:
+        return None
+    held = Held(path, [descriptor])
+    identity = _identity(os.fstat(descriptor), entry)
+    whole = identity[2] == entry.bytes
+    if whole and compare and identity not in _compared:
+        whole = measure(path) == (entry.bytes, entry.sha256)
+    if not whole:
+        path.unlink(missing_ok=True)
+        return None
+    if compare:
+        _compared.add(identity)
+    os.utime(descriptor, ns=(time.time_ns(), identity[3]))
+    return held
+
+
+def _locked_shared(path: Path) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if _has_name(descriptor, path):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _fetch(folder: Folder, entry: Shard, kind: Kind, path: Path, compare: bool) -> Held | None:
+    """Fetches the copy; None when another process has done so, or has come in between."""
+    part = path.with_name(path.name + _PART)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for another that fetches the same
+        if not _has_name(descriptor, part):
+            return None
+        try:
+            if path.exists():
+                return None
+            _reserve(descriptor, entry)
+            twice(lambda: _download(folder, entry, kind, descriptor, compare))
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        if compare:
+            _compared.add(_identity(os.fstat(descriptor), entry))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not _has_name(descriptor, path):  # the lock is not held without a gap while it changes
+            return None
+        descriptor, kept = -1, descriptor
+        return Held(path, [kept])
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _download(folder: Folder, entry: Shard, kind: Kind, descriptor: int, compare: bool) -> None:
+    """Fills a file of the right size.
+
+    Raises:
+        EagleError: the content is missing, or not what the manifest says.
+    """
+    digest, size = hashlib.sha256(), 0
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "wb", closefd=False) as file:
+        for block in folder.blocks(entry.path, entry.bytes):
+            file.write(block)
+            size += len(block)
+            if compare:
+                digest.update(block)
+    if size != entry.bytes or not size:
+        there = folder.size(entry.path)
+        if there is None:
+            raise missing_entry(folder.uri, kind, entry)
+        check_entry(folder.uri, kind, entry, there)
+    check_entry(folder.uri, kind, entry, size, digest.hexdigest() if compare else None)
+
+
+def _reserve(descriptor: int, entry: Shard) -> None:
+    """Evicts what has to go for a file, and gives it its size, so that others that look for room count it.
+
+    Raises:
+        EagleError: the disk has no room for it even so.
+    """
+    with _accounts():
+        copies = sorted(_copies(), key=lambda copy: copy.used)
+        used = sum(copy.bytes for copy in copies)
+        most = _limit(used) - entry.bytes
+        for copy in copies:
+            if used <= most:
+                break
+            if _evict(copy):
+                used -= copy.bytes
+        free = free_bytes(str(cache_folder()))
+        if free is not None and free < entry.bytes:
+            raise EagleError(
+                f"no space left in the cache {cache_folder()} for {entry.path} ({entry.bytes} bytes, "
+                f"{free} free): free some, or set EAGLE_CACHE to a folder on a larger disk"
+            )
+        os.ftruncate(descriptor, entry.bytes)
+
+
+@contextmanager
+def _accounts() -> Iterator[None]:
+    """One process at a time looks for room."""
+    descriptor = os.open(_artifacts() / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _evict(copy: _Copy) -> bool:
+    """Removes a copy under all its names, unless a process holds it."""
+    try:
+        descriptor = os.open(copy.paths[0], os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in copy.paths:
+            if _has_name(descriptor, path):
+                path.unlink(missing_ok=True)
+                _remove_empty_tree(path.parent)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove_empty_tree(folder: Path) -> None:
+    with suppress(OSError):  # as soon as one is not empty
+        while folder not in (_artifacts(), _artifacts() / "files"):
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _link(held: Held, path: Path) -> int:
+    """Gives a copy another name, and passes its lock on."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with storage_errors(str(path)):
+    (descriptor,) = held._descriptors
+    while not _has_name(descriptor, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            folder.download(entry.path, temporary)
-            check_entry(folder.uri, kind, entry, *measure(temporary))
+            with suppress(FileNotFoundError):  # the folder, just empty, was removed
+                os.link(held.path, temporary)
+                os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            shutil.copyfile(held.path, temporary)
             os.replace(temporary, path)
+            held.release()
+            descriptor = os.open(path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             temporary.unlink(missing_ok=True)
+    held._descriptors.clear()
+    return descriptor

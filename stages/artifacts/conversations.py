@@ -18,6 +18,7 @@ from pyarrow import parquet
 from stages.errors import EagleError
 
 if TYPE_CHECKING:
+    from stages.artifacts.manifest import Shard
     from stages.artifacts.store import Artifact
 
 SHARD_NAME = "conversations-{:05d}.parquet"
@@ -84,13 +85,16 @@ def write_conversations(conversations: Iterable[Conversation]) -> bytes:
     return buffer.getvalue()
 
 
-def read_conversations(artifact: Artifact) -> Iterator[Conversation]:
+def read_conversations(artifact: Artifact, shards: Iterable[Shard] | None = None) -> Iterator[Conversation]:
     """The rows of a conversations artifact, shard after shard, in the order they were written.
+
+    Args:
+        shards: those of its shards to read, all by default.
 
     Raises:
         EagleError: a shard is damaged or has another schema.
     """
-    for shard in artifact.manifest.shards:
+    for shard in artifact.manifest.shards if shards is None else shards:
         yield from _read_shard(artifact.read(shard.path), f"{artifact.uri}/{shard.path}")
 
 

@@ -14,10 +14,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from stages.errors import EagleError
 
-SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
 Kind = Literal["conversations", "features", "head", "report"]
+
+SCHEMA_VERSIONS: dict[Kind, int] = {"conversations": 1, "features": 2, "head": 1, "report": 1}
+"""What this eagle writes, and the newest it reads; it reads the older ones too."""
 
 STAGE_OF_KIND: dict[Kind, str] = {
     "conversations": "gen-data",
@@ -165,11 +167,12 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
         raise EagleError(f"{where} is not JSON ({len(data)} bytes): make the artifact again") from None
     if not isinstance(content, dict):
         raise EagleError(f"{where} is not an artifact's manifest: it holds no JSON object")
-    version = content.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    version, kind = content.get("schema_version"), content.get("kind")
+    known = SCHEMA_VERSIONS.get(kind) if isinstance(kind, str) else None  # type: ignore[call-overload]
+    if known is not None and isinstance(version, int) and version > known:
         raise EagleError(
-            f"{where} has schema version {version} and this eagle reads up to {SCHEMA_VERSION}: "
-            "install a newer eagle, or make the artifact again"
+            f"{where} is of schema {version} and this eagle reads {kind} up to {known}: "
+            "upgrade eagle, or make the artifact again"
         )
     try:
         return Manifest.model_validate_json(data)

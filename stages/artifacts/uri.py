@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +41,8 @@ _GCS_LOGIN = (
     "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 )
 
-_reached_buckets: set[str] = set()
+_reached: set[str] = set()
+"""Buckets and hosts that have answered this process."""
 _T = TypeVar("_T")
 
 
@@ -60,11 +62,23 @@ def join(uri: str, *parts: str) -> str:
     return root + "/".join(part.strip("/") for part in parts)
 
 
+def free_bytes(uri: str) -> int | None:
+    """Room for an artifact at `uri` that may not exist yet; None where no one says, as in object stores."""
+    path = local_path(uri)
+    if path is None:
+        return None
+    path = path.absolute()
+    with storage_errors(uri):
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
+
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The fsspec file system of a URI, and the path in it.
 
-    A Google Cloud Storage bucket is contacted once per process, so that a wrong name or missing
-    credentials show at once. Listings are never cached, and uploads are compared by MD5.
+    A store is contacted once per process, so that a wrong bucket or missing credentials show at once.
+    Listings are never cached, and uploads to Google Cloud are compared by MD5.
 
     Raises:
         EagleError: the scheme is unknown, its package is not installed, credentials are missing, or the
@@ -82,6 +96,7 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     try:
         with storage_errors(uri):
             fs, path = fsspec.core.url_to_fs(uri, use_listings_cache=False)
+            _greet(fs, uri, path)
     except ImportError as error:
         raise EagleError(f"{uri} needs a package that is not installed: {_one_line(error)}") from None
     except ValueError as error:
@@ -89,6 +104,21 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
             f"{uri} is no URI eagle can open ({_one_line(error)}): use a local path, gs://, s3:// or memory://"
         ) from None
     return fs, path
+
+
+def _greet(fs: AbstractFileSystem, uri: str, path: str) -> None:
+    """Contacts a store once per process, so that one that does not answer is named soon."""
+    scheme, _, rest = uri.partition("://")
+    place = f"{scheme}://{rest.partition('/')[0]}"
+    if scheme == "memory" or place in _reached:
+        return
+    late = EagleError(
+        f"{uri} does not answer within {CONNECT_S:.0f} s: check the network and the credentials, "
+        "then try again"
+    )
+    with suppress(FileNotFoundError):
+        _within(CONNECT_S, lambda: fs.info(path), late)
+    _reached.add(place)
 
 
 def _gcs(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -119,10 +149,10 @@ def _gcs(uri: str) -> tuple[AbstractFileSystem, str]:
             lambda: GCSFileSystem(**options),
             EagleError(f"no Google credentials found for {uri} within {CONNECT_S:.0f} s: {_GCS_LOGIN}"),
         )
-        if bucket not in _reached_buckets:
+        if bucket not in _reached:
             # One name of a listing: a missing object looks the same as a missing bucket to an object request.
             fs.call("GET", "b/{}/o", bucket, maxResults=1, json_out=True, timeout=CONNECT_S)
-            _reached_buckets.add(bucket)
+            _reached.add(bucket)
     return fs, path
 
 
@@ -176,7 +206,9 @@ def _explain(uri: str, error: Exception) -> EagleError | None:
     package = type(error).__module__.split(".")[0]
     if uri.startswith(_GCS_SCHEMES):
         bucket = uri.split("://", 1)[1].split("/", 1)[0]
-        if (isinstance(error, FileNotFoundError) or code == "404") and bucket not in _reached_buckets:
+        # Where an object is to be made, only the bucket can be missing, also one that was there before.
+        making = "/upload/storage/" in text and "upload_id" not in text
+        if (isinstance(error, FileNotFoundError) or code == "404") and (making or bucket not in _reached):
             return EagleError(f"bucket {bucket} of {uri} does not exist: check its name")
         if code in ("401", "403") or text.startswith("Forbidden") or package == "google":
             return EagleError(f"no access to {uri} ({text}): {_GCS_LOGIN}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from stages.config import CommonConfig
@@ -9,6 +11,11 @@ from stages.config import CommonConfig
 
 class BenchConfig(CommonConfig):
     """One field is one flag; the description is its help text."""
+
+    help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
+        "Answers": ("num_prompts", "max_new_tokens", "temperature", "seed", "tree"),
+        "Losslessness": ("check_float32", "near_tie_gap"),
+    }
 
     target: str = Field(
         description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2."

@@ -78,7 +78,7 @@ def generate_batch(
     cache = SlotCache.for_model(
         target.config, slots=min(max_batch, len(waiting)), rows=1, dtype=target.dtype, device=target.device
     )
-    forward = SlotForward(target, cache, taps=False)
+    forward = SlotForward(target, cache, layers=None)
     running: list[_Running] = []
     slots = cache.slots
     while waiting or running:

@@ -43,7 +43,8 @@ class EagleModel:
         self.head = head
         self.tree = tree or TreeConfig()
         cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
-        self._decoder = Decoder(target, SlotForward(target, cache, taps=head is not None))
+        layers = None if head is None else head.config.feature_layers or target.feature_layers
+        self._decoder = Decoder(target, SlotForward(target, cache, layers=layers))
         self._drafter: Drafter | None = None
         if head is not None and self.tree.kind != "none":
             self._drafter = Eagle3Drafter(head, self.tree, target.device)

@@ -1,7 +1,7 @@
 """Features: what a head trains on, one conversation a row, rows packed without padding.
 
-A shard `features-00000.safetensors` holds R rows of T tokens in all, S of them supervised (h: the target's
-hidden size):
+A shard `features-00000-<digest>.safetensors` holds R rows of T tokens in all, S of them supervised (h: the
+target's hidden size):
 
     input_ids      [T]     int32   the row's tokens, up to the last label
     loss_mask      [T]     uint8   1 where the target sampled the token
@@ -10,11 +10,14 @@ hidden size):
     aux            [T,3h]  float   residual stream entering the three feature layers: low, mid, high
     last           [S,h]   float   state after the final norm, at supervised positions only
     target_argmax  [S]     int32   the target's most likely next token there, over its whole vocabulary
+    aux_scale      [T,3]   fp32    with fp8 only: factor of each of the three states of a token
+    last_scale     [S]     fp32    with fp8 only: factor of each last state
 
 A position p of a row is supervised when x_p and x_{p+1} are both response tokens and p > 0: `last` at p gives
 the target's distribution of the label x_{p+1}; a head draws on (aux_{p-1}, x_p) to predict it.
 
-Size: 5 + 3*h*b bytes a token and 4 + h*b a supervised token, b bytes a number (`shard_bytes`).
+Size: 5 + 3hb bytes a token and 4 + hb a supervised token, b bytes a number, with fp8 12 and 4 more
+(`ShardSizes`).
 
 `target/` beside the shards has config and tokenizer in Hugging Face layout, and `weights.safetensors`:
 `embed_tokens.weight [V,h]`, `lm_head.weight [V,h]` (absent when tied to the embeddings), `norm.weight [h]`,
@@ -23,8 +26,9 @@ and a `.bias` of the last two where the target has one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,21 +38,36 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from stages.errors import EagleError
+from stages.features.storage import FP8, StorageFormat, unpack
 
 if TYPE_CHECKING:
-    from stages.artifacts.store import Artifact
+    from stages.artifacts import Artifact
 
 TARGET_FOLDER = "target"
 WEIGHTS_FILE = f"{TARGET_FOLDER}/weights.safetensors"
+TAPS = 3
 
+_STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
 _DTYPES = {
     "input_ids": (torch.int32,),
     "loss_mask": (torch.uint8,),
     "row_offsets": (torch.int64,),
     "row_ids": (torch.int64,),
-    "aux": (torch.bfloat16, torch.float16, torch.float32),
-    "last": (torch.bfloat16, torch.float16, torch.float32),
+    "aux": _STATE_DTYPES,
+    "last": _STATE_DTYPES,
     "target_argmax": (torch.int32,),
+    "aux_scale": (torch.float32,),
+    "last_scale": (torch.float32,),
+}
+_SCALES = ("aux_scale", "last_scale")
+_SAFETENSORS_NAMES = {
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    FP8: "F8_E4M3",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
 }
 
 
@@ -56,11 +75,58 @@ def shard_name(index: int) -> str:
     return f"features-{index:05d}.safetensors"
 
 
-def shard_bytes(rows: int, tokens: int, supervised: int, hidden_size: int, bytes_per_number: int) -> int:
-    """Bytes that these rows take in shards, without the headers (about 600 bytes a shard)."""
-    per_token = 4 + 1 + 3 * hidden_size * bytes_per_number
-    per_supervised = hidden_size * bytes_per_number + 4
-    return tokens * per_token + supervised * per_supervised + rows * 16
+@dataclass(frozen=True)
+class ShardSizes:
+    """How much a shard holds, and so how many bytes its file has."""
+
+    rows: int
+    tokens: int
+    supervised: int
+    hidden_size: int
+    storage: StorageFormat
+
+    def empty(self, device: str = "cpu") -> dict[str, Tensor]:
+        """The tensors of such a shard by name, not filled."""
+        states, scaled, h = self.storage.dtype, self.storage.scaled, self.hidden_size
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "input_ids": ((self.tokens,), torch.int32),
+            "loss_mask": ((self.tokens,), torch.uint8),
+            "row_offsets": ((self.rows + 1,), torch.int64),
+            "row_ids": ((self.rows,), torch.int64),
+            "aux": ((self.tokens, TAPS * h), states),
+            "last": ((self.supervised, h), states),
+            "target_argmax": ((self.supervised,), torch.int32),
+        }
+        if scaled:
+            shapes["aux_scale"] = ((self.tokens, TAPS), torch.float32)
+            shapes["last_scale"] = ((self.supervised,), torch.float32)
+        return {
+            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Of the file, header included."""
+        tensors = self.empty(device="meta")
+        return len(_header(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _in_file_order(tensors: dict[str, Tensor]) -> list[str]:
+    """Wide numbers first, so that each tensor of a mapped file begins where its numbers may."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def _header(tensors: dict[str, Tensor]) -> bytes:
+    """What precedes the data in a safetensors file: its own length, then names, shapes and places as JSON."""
+    entries, end = {}, 0
+    for name in _in_file_order(tensors):
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        kind, shape = _SAFETENSORS_NAMES[tensor.dtype], list(tensor.shape)
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def supervised_positions(loss_mask: Tensor, row_offsets: Tensor) -> Tensor:
@@ -82,14 +148,26 @@ def supervised_positions(loss_mask: Tensor, row_offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureRow:
-    """One conversation: views into its shard."""
+    """One conversation: views into its shard. `aux` and `last` are its states, to calculate with."""
 
     row_id: int
     input_ids: Tensor  # [n] int32
     loss_mask: Tensor  # [n] uint8
-    aux: Tensor  # [n, 3h]
-    last: Tensor  # [s, h]
+    stored_aux: Tensor  # [n, 3h]
+    stored_last: Tensor  # [s, h]
     target_argmax: Tensor  # [s] int32
+    aux_scale: Tensor | None = None  # [n, 3]
+    last_scale: Tensor | None = None  # [s]
+
+    @property
+    def aux(self) -> Tensor:
+        """[n, 3h] as stored; bfloat16 from fp8."""
+        return unpack(self.stored_aux, self.aux_scale)
+
+    @property
+    def last(self) -> Tensor:
+        """[s, h] as stored; bfloat16 from fp8."""
+        return unpack(self.stored_last, self.last_scale)
 
     @property
     def supervised(self) -> Tensor:
@@ -108,6 +186,8 @@ class FeatureShard:
     aux: Tensor  # [T, 3h]
     last: Tensor  # [S, h]
     target_argmax: Tensor  # [S] int32
+    aux_scale: Tensor | None = None  # [T, 3]
+    last_scale: Tensor | None = None  # [S]
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -129,13 +209,18 @@ class FeatureShard:
                 row_id=row_id,
                 input_ids=self.input_ids[tokens],
                 loss_mask=self.loss_mask[tokens],
-                aux=self.aux[tokens],
-                last=self.last[supervised],
+                stored_aux=self.aux[tokens],
+                stored_last=self.last[supervised],
                 target_argmax=self.target_argmax[supervised],
+                aux_scale=None if self.aux_scale is None else self.aux_scale[tokens],
+                last_scale=None if self.last_scale is None else self.last_scale[supervised],
             )
 
     def to_bytes(self) -> bytes:
-        return safetensors.torch.save({name: tensor.contiguous() for name, tensor in vars(self).items()})
+        """The shard as a safetensors file, copied once; the same content gives the same bytes."""
+        tensors = {name: tensor.contiguous() for name, tensor in self._tensors().items()}
+        data = [tensors[name].reshape(-1).view(torch.uint8).numpy().data for name in _in_file_order(tensors)]
+        return b"".join([_header(tensors), *data])
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "shard") -> FeatureShard:
@@ -155,19 +240,26 @@ class FeatureShard:
 
     @classmethod
     def _from_tensors(cls, tensors: dict[str, Tensor], name: str) -> FeatureShard:
-        expected = {field.name for field in fields(cls)}
-        if tensors.keys() != expected:
-            odd = ", ".join(sorted(tensors.keys() ^ expected))
-            raise _not_a_shard(name, f"missing or unknown tensors: {odd}")
+        odd = tensors.keys() ^ _DTYPES.keys()
+        if not odd <= set(_SCALES):
+            raise _not_a_shard(name, f"missing or unknown tensors: {', '.join(sorted(odd - set(_SCALES)))}")
         try:
             return cls(**tensors)
         except ValueError as error:
             raise _not_a_shard(name, str(error)) from error
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
     def _problem(self) -> str | None:
-        for name, dtypes in _DTYPES.items():
-            if getattr(self, name).dtype not in dtypes:
-                return f"{name} is {getattr(self, name).dtype}"
+        for name, tensor in self._tensors().items():
+            if tensor.dtype not in _DTYPES[name]:
+                return f"{name} is {tensor.dtype}"
+        if self.aux.dtype != self.last.dtype:
+            return f"aux is {self.aux.dtype} and last {self.last.dtype}"
+        for name in _SCALES:
+            if (getattr(self, name) is None) == (self.aux.dtype == FP8):
+                return f"{name} and states of {self.aux.dtype} do not go together"
         tokens = self.input_ids.shape[0]
         offsets = self.row_offsets
         if offsets.dim() != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != tokens:
@@ -177,16 +269,10 @@ class FeatureShard:
         if self.row_ids.shape != (len(offsets) - 1,):
             return f"{len(offsets) - 1} rows but row_ids of shape {tuple(self.row_ids.shape)}"
         supervised = len(supervised_positions(self.loss_mask, offsets))
-        hidden = self.last.shape[-1]
-        shapes = {
-            "input_ids": (tokens,),
-            "loss_mask": (tokens,),
-            "aux": (tokens, 3 * hidden),
-            "last": (supervised, hidden),
-            "target_argmax": (supervised,),
-        }
-        for name, shape in shapes.items():
-            found = tuple(getattr(self, name).shape)
+        storage = StorageFormat(self.aux.dtype)
+        sizes = ShardSizes(len(self.row_ids), tokens, supervised, self.last.shape[-1], storage)
+        for name, expected in sizes.empty(device="meta").items():
+            shape, found = tuple(expected.shape), tuple(getattr(self, name).shape)
             if found != shape:
                 return f"{name} has shape {found}, not {shape}"
         return None
@@ -204,6 +290,7 @@ def read_feature_shards(artifact: Artifact) -> Iterator[FeatureShard]:
 
 def read_target_weights(artifact: Artifact) -> dict[str, Tensor]:
     """`embed_tokens.weight`, `lm_head.weight` (the embeddings when tied), `norm.weight`, any biases."""
-    weights = safetensors.torch.load_file(artifact.local(WEIGHTS_FILE))
+    with artifact.pinned(WEIGHTS_FILE) as path:
+        weights = safetensors.torch.load_file(path)  # mapped, so they outlast a copy that leaves the cache
     weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
     return weights

@@ -1,56 +1,93 @@
-"""What to run in which order: how much of each conversation to keep, and which ones share a forward pass.
+"""What to run in which order: how much of each conversation to keep, which ones share a forward pass, and
+which passes a shard.
 
-The plan depends on the conversations and the configuration only, so that a rerun makes the same batches.
+The plan depends on the conversations and the settings only, so a rerun makes the same batches and shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
+import numpy as np
 
-from stages.artifacts.conversations import Conversation
-from stages.features.layout import supervised_positions
+from stages.features.config import LongRows
+from stages.features.layout import ShardSizes
+from stages.features.storage import StorageFormat
+from stages.features.token_rows import TokenRow
 
 WINDOW = 512  # conversations that are sorted by length together, and so held in memory at a time
 
+Fate = Literal["whole", "clipped", "dropped", "skipped"]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class KeptRow:
-    """What training needs of a conversation: `length` tokens, `supervised` positions (0, 0: nothing)."""
+    """What training needs of a conversation: its first `length` tokens, with `supervised` positions.
+
+    Attributes:
+        fate: "whole" up to its last label, "clipped" before that, or nothing of it: "dropped" as too long,
+            "skipped" without a label.
+    """
 
     length: int
     supervised: int
-    clipped: bool
+    fate: Fate
 
 
-def keep(loss_mask: Sequence[int], max_length: int) -> KeptRow:
-    """Cuts a row at `max_length` tokens, then behind its last label: the tokens after it teach nothing."""
-    mask = torch.tensor(loss_mask[:max_length], dtype=torch.uint8)
-    positions = supervised_positions(mask, torch.tensor([0, len(mask)]))
-    length = int(positions[-1]) + 2 if len(positions) else 0
-    return KeptRow(length, len(positions), clipped=len(loss_mask) > max_length)
+def keep(loss_mask: np.ndarray, max_length: int, long_rows: LongRows = "clip") -> KeptRow:
+    """Ends a row behind its last label, as the tokens after it teach nothing, and within `max_length` tokens.
+
+    A longer row ends with the last response that fits as a whole and has a label; if there is none, with the
+    last label that fits.
+    """
+    if len(loss_mask) <= max_length:
+        length, supervised = _taught(loss_mask)
+        return KeptRow(length, supervised, "whole" if length else "skipped")
+    if long_rows == "drop":
+        return KeptRow(0, 0, "dropped")
+    ends = np.flatnonzero(loss_mask[:max_length] > loss_mask[1 : max_length + 1]) + 1  # of whole responses
+    length, supervised = _taught(loss_mask[: ends[-1]]) if len(ends) else (0, 0)
+    if not length:
+        length, supervised = _taught(loss_mask[:max_length])
+    return KeptRow(length, supervised, "clipped" if length else "skipped")
+
+
+def _taught(loss_mask: np.ndarray) -> tuple[int, int]:
+    """Tokens up to the last label, and supervised positions (`layout.supervised_positions` says which)."""
+    positions = np.flatnonzero(loss_mask[1:-1] & loss_mask[2:]) + 1
+    return (int(positions[-1]) + 2, len(positions)) if len(positions) else (0, 0)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One shard: the numbers of its batches, and what they hold."""
+
+    batches: range
+    sizes: ShardSizes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Batches of row indices, grouped by the window of `WINDOW` conversations that they come from."""
+    """Which rows run together.
 
-    rows: tuple[KeptRow, ...]  # one a conversation, in the artifact's order
-    windows: tuple[tuple[tuple[int, ...], ...], ...]  # [window][batch] -> indices into `rows`
+    Attributes:
+        first: number of the conversation that `rows[0]` is.
+        rows: one a conversation, in the artifact's order.
+        batches: indices into `rows`; those of a batch are of one window of `WINDOW` conversations, windows in
+            order.
+        left_out: conversations behind `rows` that were not looked at, as there were tokens enough.
+    """
+
+    first: int
+    rows: tuple[KeptRow, ...]
+    batches: tuple[tuple[int, ...], ...]
+    left_out: int = 0
 
     @property
     def kept_rows(self) -> int:
         return sum(row.length > 0 for row in self.rows)
-
-    @property
-    def skipped_rows(self) -> int:
-        return len(self.rows) - self.kept_rows
-
-    @property
-    def clipped_rows(self) -> int:
-        return sum(row.clipped and row.length > 0 for row in self.rows)
 
     @property
     def tokens(self) -> int:
@@ -60,27 +97,81 @@ class Plan:
     def supervised(self) -> int:
         return sum(row.supervised for row in self.rows)
 
-    def tokens_of(self, batches: int) -> int:
-        """Tokens in the first `batches` batches of the plan."""
-        order = [batch for window in self.windows for batch in window]
-        return sum(self.rows[index].length for batch in order[:batches] for index in batch)
+    def counts(self) -> dict[str, int]:
+        """What the manifest says of rows and tokens; those of parts add up."""
+        fates = [row.fate for row in self.rows]
+        return {
+            "rows": self.kept_rows,
+            "tokens": self.tokens,
+            "supervised_tokens": self.supervised,
+            "clipped_rows": fates.count("clipped"),
+            "dropped_rows": fates.count("dropped"),
+            "skipped_rows": fates.count("skipped"),
+            "left_out_rows": self.left_out,
+        }
+
+    def tokens_of(self, batches: range) -> int:
+        return sum(self.rows[index].length for batch in batches for index in self.batches[batch])
+
+    def padded_tokens_of(self, batch: int) -> int:
+        """Tokens of its forward pass, padding included."""
+        indices = self.batches[batch]
+        return len(indices) * max(self.rows[index].length for index in indices)
+
+    def shards(self, hidden_size: int, storage: StorageFormat, shard_bytes: int) -> tuple[ShardPlan, ...]:
+        """Batches in order; a shard ends with the batch that brings it to `shard_bytes` or more."""
+        shards: list[ShardPlan] = []
+        start = rows = tokens = supervised = 0
+        for number, batch in enumerate(self.batches):
+            rows += len(batch)
+            tokens += sum(self.rows[index].length for index in batch)
+            supervised += sum(self.rows[index].supervised for index in batch)
+            sizes = ShardSizes(rows, tokens, supervised, hidden_size, storage)
+            if sizes.bytes >= shard_bytes or number + 1 == len(self.batches):
+                shards.append(ShardPlan(range(start, number + 1), sizes))
+                start, rows, tokens, supervised = number + 1, 0, 0, 0
+        return tuple(shards)
 
 
-def plan_batches(conversations: Iterable[Conversation], max_length: int, batch_tokens: int) -> Plan:
-    """Reads all loss masks once, and keeps nothing but lengths."""
-    rows = tuple(keep(conversation.loss_mask, max_length) for conversation in conversations)
+def plan_batches(
+    conversations: Iterable[TokenRow],
+    max_length: int,
+    forward_tokens: int,
+    *,
+    long_rows: LongRows = "clip",
+    max_tokens: int | None = None,
+    first: int = 0,
+    total: int | None = None,
+) -> Plan:
+    """Reads loss masks once, and keeps nothing but lengths.
+
+    Args:
+        max_tokens: reading stops before the row that would bring the plan beyond it, but never before the
+            first row that is kept.
+        first: number of the first of `conversations`.
+        total: how many there are, to count those that are left out.
+    """
+    rows: list[KeptRow] = []
+    tokens = 0
+    for conversation in conversations:
+        row = keep(conversation.loss_mask, max_length, long_rows)
+        if max_tokens is not None and tokens and row.length and tokens + row.length > max_tokens:
+            break
+        rows.append(row)
+        tokens += row.length
     lengths = [row.length for row in rows]
-    windows = tuple(
-        tuple(length_batches(range(start, min(start + WINDOW, len(rows))), lengths, batch_tokens))
+    batches = [
+        batch
         for start in range(0, len(rows), WINDOW)
-    )
-    return Plan(rows, windows)
+        for batch in length_batches(range(start, min(start + WINDOW, len(rows))), lengths, forward_tokens)
+    ]
+    return Plan(first, tuple(rows), tuple(batches), max(total or 0, len(rows)) - len(rows))
 
 
 def length_batches(
-    indices: Iterable[int], lengths: Sequence[int], batch_tokens: int
+    indices: Iterable[int], lengths: Sequence[int], forward_tokens: int
 ) -> list[tuple[int, ...]]:
-    """Groups rows of similar length, longest first, so that each fits `batch_tokens` when padded.
+    """Groups rows of similar length, longest first, so that each fits `forward_tokens` when padded.
 
     Rows of length 0 are left out; a row longer than the budget gets a batch of its own. Equal lengths keep
     the order of `indices`.
@@ -88,7 +179,7 @@ def length_batches(
     batches: list[tuple[int, ...]] = []
     batch: list[int] = []
     for index in sorted((i for i in indices if lengths[i]), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+        if batch and (len(batch) + 1) * lengths[batch[0]] > forward_tokens:
             batches.append(tuple(batch))
             batch = []
         batch.append(index)

@@ -1,45 +1,48 @@
-"""Collecting the states of batches until they fill a shard."""
+"""Collecting the states of batches in a shard of known size."""
 
 from __future__ import annotations
 
 import torch
 
-from stages.features.layout import FeatureShard, shard_bytes
+from stages.features.layout import FeatureShard, ShardSizes
 from stages.features.states import States, TokenBatch
 
 
 class ShardBuilder:
-    """Takes batches one after the other; `full` once they need `target_bytes` or more in a shard."""
+    """Copies the batches of one shard, in order, to where the shard has them."""
 
-    def __init__(self, target_bytes: int) -> None:
-        self._target_bytes = target_bytes
-        self._bytes = 0
-        self._parts: list[tuple[TokenBatch, States]] = []
-
-    @property
-    def empty(self) -> bool:
-        return not self._parts
-
-    @property
-    def full(self) -> bool:
-        return self._bytes >= self._target_bytes
+    def __init__(self, sizes: ShardSizes) -> None:
+        self._sizes = sizes
+        self._tensors = sizes.empty()
+        self._tensors["row_offsets"][0] = 0
+        self._rows = self._tokens = self._supervised = 0
 
     def add(self, batch: TokenBatch, states: States) -> None:
-        supervised, hidden = states.last.shape
-        tokens, number = len(batch.input_ids), states.last.element_size()
-        self._parts.append((batch, states))
-        self._bytes += shard_bytes(len(batch.row_ids), tokens, supervised, hidden, number)
+        """Raises EagleError: a state is infinite or not a number."""
+        states.wait()
+        tensors = self._tensors
+        rows = slice(self._rows, self._rows + len(batch.row_ids))
+        tokens = slice(self._tokens, self._tokens + len(batch.input_ids))
+        supervised = slice(self._supervised, self._supervised + len(states.last))
+        tensors["row_ids"][rows] = torch.tensor(batch.row_ids)
+        tensors["row_offsets"][rows.start + 1 : rows.stop + 1] = batch.row_offsets[1:] + tokens.start
+        tensors["input_ids"][tokens] = batch.input_ids
+        tensors["loss_mask"][tokens] = batch.loss_mask
+        tensors["aux"][tokens] = states.aux
+        tensors["last"][supervised] = states.last
+        tensors["target_argmax"][supervised] = states.target_argmax
+        if states.aux_scale is not None and states.last_scale is not None:
+            tensors["aux_scale"][tokens] = states.aux_scale
+            tensors["last_scale"][supervised] = states.last_scale
+        self._rows, self._tokens, self._supervised = rows.stop, tokens.stop, supervised.stop
 
-    def take(self) -> FeatureShard:
-        """The batches so far as a shard; starts an empty one."""
-        parts, self._parts, self._bytes = self._parts, [], 0
-        lengths = torch.cat([batch.row_offsets.diff() for batch, _ in parts])
-        return FeatureShard(
-            input_ids=torch.cat([batch.input_ids for batch, _ in parts]),
-            loss_mask=torch.cat([batch.loss_mask for batch, _ in parts]),
-            row_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-            row_ids=torch.tensor([row for batch, _ in parts for row in batch.row_ids]),
-            aux=torch.cat([states.aux for _, states in parts]),
-            last=torch.cat([states.last for _, states in parts]),
-            target_argmax=torch.cat([states.target_argmax for _, states in parts]),
-        )
+    def shard(self) -> FeatureShard:
+        """The shard, once all of its batches are there.
+
+        Raises:
+            ValueError: batches are missing.
+        """
+        sizes = self._sizes
+        if (self._rows, self._tokens, self._supervised) != (sizes.rows, sizes.tokens, sizes.supervised):
+            raise ValueError(f"the shard has {self._tokens} of {sizes.tokens} tokens")
+        return FeatureShard(**self._tensors)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stages.artifacts.store import ArtifactWriter
-from stages.errors import EagleError
+from stages.artifacts import ArtifactWriter
 from stages.features.layout import TARGET_FOLDER, WEIGHTS_FILE
 from stages.targets import Target
-
-_FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")  # names in transformers' decoders
+from stages.targets.ends import final_norm
+from stages.targets.placement import module_values
 
 
 def write_target_files(writer: ArtifactWriter, target: Target) -> None:
     """Config, generation config, tokenizer with chat template, embeddings, lm_head and final norm."""
-    writer.add_file(WEIGHTS_FILE, safetensors.torch.save(target_weights(target)))
+    for name, data in target_files(target).items():
+        writer.add_file(name, data)
+
+
+def target_files(target: Target) -> dict[str, bytes]:
+    """The files of the folder by their path in the artifact."""
+    files = {WEIGHTS_FILE: safetensors.torch.save(target_weights(target))}
     with tempfile.TemporaryDirectory(prefix="eagle-target-") as name:
         folder = Path(name)
         target.config.save_pretrained(folder)
@@ -30,7 +34,8 @@ def write_target_files(writer: ArtifactWriter, target: Target) -> None:
             (folder / "generation_config.json").write_text(text, encoding="utf-8")
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                writer.add_file(f"{TARGET_FOLDER}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+                files[f"{TARGET_FOLDER}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+    return files
 
 
 def target_weights(target: Target) -> dict[str, Tensor]:
@@ -40,21 +45,16 @@ def target_weights(target: Target) -> dict[str, Tensor]:
     """
     embeddings = target.model.get_input_embeddings()
     lm_head = target.model.get_output_embeddings()
-    weights = {"embed_tokens.weight": embeddings.weight, **_parameters("norm", final_norm(target.model))}
-    weights |= _parameters("lm_head", lm_head)
+    weights = {
+        "embed_tokens.weight": module_values(embeddings)["weight"],
+        **_parameters("norm", final_norm(target.model)),
+        **_parameters("lm_head", lm_head),
+    }
     if lm_head.weight is embeddings.weight:
         del weights["lm_head.weight"]
     return {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
 
 
-def final_norm(model: Any) -> Any:
-    decoder = model.get_decoder()
-    for name in _FINAL_NORMS:
-        if hasattr(decoder, name):
-            return getattr(decoder, name)
-    raise EagleError(f"{type(model).__name__} has no final norm that eagle knows: use another target")
-
-
-def _parameters(prefix: str, module: Any) -> dict[str, Tensor]:
-    named = {"weight": getattr(module, "weight", None), "bias": getattr(module, "bias", None)}
-    return {f"{prefix}.{name}": tensor for name, tensor in named.items() if tensor is not None}
+def _parameters(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    named = module_values(module)
+    return {f"{prefix}.{name}": named[name] for name in ("weight", "bias") if name in named}

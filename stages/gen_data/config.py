@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.config import CommonConfig, JobArrayConfig
+from stages.gen_data.privacy.config import PrivacyConfig
 from stages.gen_data.selection_config import SelectionConfig
 
 _NOT_IN_RESULT = {
@@ -19,10 +20,14 @@ _NOT_IN_RESULT = {
     "num_shards",
     "dry_run",
     "max_reject_rate",
+    "pii_config",  # its content has a digest
+    "pii_report",
+    "tensor_parallel_size",
+    "base_url",
 }
 
 
-class GenDataConfig(SelectionConfig, JobArrayConfig, CommonConfig):
+class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, CommonConfig):
     """One field is one flag; the description is its help text."""
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -36,7 +41,15 @@ class GenDataConfig(SelectionConfig, JobArrayConfig, CommonConfig):
             "answers_per_prompt",
             "drop_truncated",
         ),
-        "Running": ("engine", "batch_size", "shard_rows", "dry_run"),
+        "Running": (
+            "engine",
+            "tensor_parallel_size",
+            "base_url",
+            "served_model",
+            "batch_size",
+            "shard_rows",
+            "dry_run",
+        ),
     }
 
     target: str = Field(
@@ -71,11 +84,19 @@ class GenDataConfig(SelectionConfig, JobArrayConfig, CommonConfig):
     drop_truncated: bool = Field(
         default=False, description="Leave out answers that were cut at --max-new-tokens, and their questions."
     )
-    engine: Literal["transformers"] = Field(default="transformers", description="What runs the target.")
-    pii: Literal["redact", "off"] = Field(
-        default="redact",
-        description="What to do with personal data in prompts: replace it by a placeholder such as "
-        "<EMAIL_ADDRESS>, or nothing.",
+    engine: Literal["transformers", "vllm", "openai"] = Field(
+        default="transformers",
+        description="What runs the target: this process, vLLM, or servers with an OpenAI-compatible API "
+        "(--base-url).",
+    )
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs that share each layer, with vllm.")
+    base_url: str | None = Field(
+        default=None,
+        description="Address of the API for --engine openai, such as http://host:8000/v1. The key, if it "
+        "needs one, is taken from OPENAI_API_KEY.",
+    )
+    served_model: str | None = Field(
+        default=None, description="The API's name for the target. Default: the model it has of that name."
     )
     batch_size: int = Field(default=32, ge=1, description="Conversations answered at the same time.")
     shard_rows: int = Field(
@@ -87,6 +108,18 @@ class GenDataConfig(SelectionConfig, JobArrayConfig, CommonConfig):
         default=False,
         description="Write nothing: show what would be read, kept and left out, and how long it would take.",
     )
+
+    @model_validator(mode="after")
+    def _flags_fit_the_engine(self) -> GenDataConfig:
+        if self.engine != "vllm" and self.tensor_parallel_size > 1:
+            raise ValueError("--tensor-parallel-size is for --engine vllm")
+        if (self.engine == "openai") != (self.base_url is not None):
+            raise ValueError("--engine openai and --base-url go together: give both or neither")
+        if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"--base-url {self.base_url} must begin with http:// or https://")
+        if self.engine != "openai" and self.served_model is not None:
+            raise ValueError("--served-model is for --engine openai")
+        return self
 
     @model_validator(mode="after")
     def _samples_differ(self) -> GenDataConfig:

@@ -7,9 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from stages.artifacts.conversations import Conversation
-from stages.decoding import GenerationRequest, GenerationResult, SamplingParams, generate_batch
+from stages.decoding import GenerationResult, SamplingParams
+from stages.gen_data.engines.engine import AnswerEngine, Question, Unusable
+from stages.gen_data.engines.seed import SEED_BITS
 from stages.prompts import Prompt
 from stages.targets import Target, TemplateRefusalError
 
@@ -40,15 +43,19 @@ class AnswerSettings:
     drop_truncated: bool = False
     max_model_len: int | None = None
 
-    def of(self, prompt: Prompt, sample: int = 0) -> SamplingParams:
-        """Sampling with the prompt's own seed, so that its answers depend on nothing else in the run."""
-        key = hashlib.sha256(f"{self.seed}\0{prompt.id}".encode()).digest()
+    def of(self, prompt: Prompt, sample: int = 0, turn: int = 0) -> SamplingParams:
+        """Sampling with the prompt's own seed, so that its answers depend on nothing else in the run.
+
+        Each turn has another seed: not every engine tells places in a conversation apart by itself.
+        """
+        name = f"{self.seed}\0{prompt.id}" + (f"\0{turn}" if turn else "")
+        key = hashlib.sha256(name.encode()).digest()
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-            seed=int.from_bytes(key[:8], "little"),
+            seed=int.from_bytes(key[:8], "little") % (1 << SEED_BITS),
             sample=sample,
         )
 
@@ -67,8 +74,8 @@ class Dialogue:
         input_ids: what the target saw and sampled, T ids.
         loss_mask: T numbers, 1 where sampled.
         rows: parts that are complete; more than one only if the template rewrites history.
-        ended: why it ended before its last turn: `cut`, `truncated`, `degenerate`, `no_room` or
-            `refused_by_template`; "" if it did not.
+        ended: why it ended before its last turn: `cut`, `truncated`, `degenerate`, `no_room`,
+            `refused_by_template`, or what the engine calls an answer of no use; "" if it did not.
     """
 
     prompt: Prompt
@@ -92,8 +99,22 @@ class Dialogue:
         """Whether no turn of the user is left, or what came cannot be followed up."""
         return self._asked == len(self.prompt.turns) or bool(self.ended)
 
-    def ask(self, target: Target, room: int) -> bool:
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """What the model may call."""
+        return json.loads(self.prompt.tools) if self.prompt.tools else None
+
+    def question(self, name: str, settings: AnswerSettings) -> Question:
+        """The turn that was asked last, for an engine."""
+        params = settings.of(self.prompt, self.sample, self._asked - 1)
+        return Question(name, self.input_ids, params, list(self.messages), self.tools)
+
+    def ask(self, target: Target, room: int, *, rendered_only: bool = False) -> bool:
         """Puts the user's next turn at the end of `input_ids`.
+
+        Args:
+            rendered_only: the target will see what the template makes of the messages, and not these ids; so
+                they start anew where the two differ.
 
         Returns:
             False, with nothing asked, if the dialogue is over or this ends it: the tokens would be more than
@@ -102,13 +123,14 @@ class Dialogue:
         if self.is_over:
             return False
         question = {"role": "user", "content": self.prompt.turns[self._asked]}
-        tools = json.loads(self.prompt.tools) if self.prompt.tools else None
         try:
-            rendered = target.render([*self.messages, question], tools=tools)
+            rendered = target.render([*self.messages, question], tools=self.tools)
         except TemplateRefusalError:
             self.ended = "refused_by_template"
             return False
         glue = self._continuation(target, rendered) if self._asked else None
+        if rendered_only and glue is not None and self.input_ids + glue != rendered:
+            glue = None
         shown = rendered if glue is None else self.input_ids + glue
         if len(shown) > room:
             self.ended = "no_room"
@@ -128,9 +150,9 @@ class Dialogue:
         cut = answer.finish_reason == "length"
         text = target.decode(answer.token_ids if cut else answer.token_ids[:-1])
         if is_degenerate(answer.token_ids, text):
-            self._take_back("degenerate")
+            self.give_up("degenerate")
         elif cut and drop_truncated:
-            self._take_back("truncated")
+            self.give_up("truncated")
         else:
             self.messages.append({"role": "assistant", "content": text})
             self.input_ids = self.input_ids + answer.token_ids
@@ -143,7 +165,12 @@ class Dialogue:
         self._close_row()
         return self.rows
 
-    def _take_back(self, reason: str) -> None:
+    def withdraw(self, reason: str) -> None:
+        """Makes no row of the dialogue: an answer is not to be kept."""
+        self.rows, self.input_ids, self.loss_mask, self.ended = [], [], [], reason
+
+    def give_up(self, reason: str) -> None:
+        """Takes the last question back: its answer is of no use."""
         messages, ids = self._before
         del self.messages[messages:]
         self.input_ids, self.loss_mask = self.input_ids[:ids], self.loss_mask[:ids]
@@ -220,21 +247,31 @@ def roll_out(
     target: Target,
     prompts: Sequence[Prompt],
     settings: AnswerSettings,
+    engine: AnswerEngine,
     on_answer: Callable[[GenerationResult, bool], None] = lambda answer, over: None,
+    check: Callable[[Sequence[Dialogue]], None] = lambda dialogues: None,
 ) -> Answers:
     """All turns of all prompts, answered: first the first turns of all, then the second, and so on.
 
     Args:
-        on_answer: called with every answer, and whether its dialogue is over.
+        target: of its layers nothing is used.
+        engine: runs the target.
+        on_answer: called with every answer of use, and whether its dialogue is over.
+        check: called with all dialogues at their end; it withdraws those that must not be kept.
     """
     dialogues = [Dialogue(prompt, sample) for prompt in prompts for sample in range(settings.samples)]
-    room = settings.room(target)
-    while asking := {str(i): dialogue for i, dialogue in enumerate(dialogues) if dialogue.ask(target, room)}:
-        requests = [
-            GenerationRequest(i, d.input_ids, settings.of(d.prompt, d.sample)) for i, d in asking.items()
-        ]
-        for answer in generate_batch(target, requests, max_batch=settings.batch_size):
+    room, rendered_only = settings.room(target), engine.reads_messages
+    while asking := {
+        str(i): dialogue
+        for i, dialogue in enumerate(dialogues)
+        if dialogue.ask(target, room, rendered_only=rendered_only)
+    }:
+        for answer in engine.answers([d.question(i, settings) for i, d in asking.items()]):
             dialogue = asking[answer.id]
+            if isinstance(answer, Unusable):
+                dialogue.give_up(answer.reason)
+                continue
             dialogue.hear(target, answer, settings.drop_truncated)
             on_answer(answer, dialogue.is_over)
+    check(dialogues)
     return Answers.of(dialogues)

@@ -8,7 +8,7 @@ jobs of an array write the rows that one job would have written.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -29,7 +29,8 @@ from stages.artifacts.counts import add_counts
 from stages.decoding import GenerationResult
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
-from stages.gen_data.pii import Scrubber
+from stages.gen_data.engines.start import load_for_engine, start_engine
+from stages.gen_data.privacy.scrubber import Scrubber
 from stages.gen_data.rollout import Answers, AnswerSettings, Dialogue, roll_out
 from stages.gen_data.selection import (
     Exclusion,
@@ -39,10 +40,11 @@ from stages.gen_data.selection import (
     read_sources,
     with_own_ids,
 )
+from stages.gen_data.stopping import stop_on_sigterm
 from stages.gen_data.tally import KEPT, Tally, describe_left_out
 from stages.progress import Reporter
 from stages.prompts import Prompt
-from stages.targets import Target, load_target
+from stages.targets import Target
 
 TRIAL_TOKENS = 16
 """Tokens of each answer that `--dry-run` times."""
@@ -56,7 +58,10 @@ class GenDataResult(BaseModel):
         cut_rows: rows whose last answer was cut at the longest answer allowed.
         sources: by source, the rows `read`, those `kept`, and those left out by reason.
         ended: dialogues that ended before their last turn, by reason; also those with rows.
-        pii: findings that were replaced, by kind.
+        pii: findings in prompts, by kind; also those of prompts left out.
+        pii_by_source: the same by source and kind.
+        pii_rows: prompts with findings that were kept, replaced or flagged, by source.
+        pii_in_answers: findings in answers, by source and kind.
     """
 
     output: str
@@ -67,6 +72,9 @@ class GenDataResult(BaseModel):
     sources: dict[str, dict[str, int]]
     ended: dict[str, int]
     pii: dict[str, int]
+    pii_by_source: dict[str, dict[str, int]] = {}
+    pii_rows: dict[str, int] = {}
+    pii_in_answers: dict[str, dict[str, int]] = {}
     shards: int
     bytes: int
     seconds: float
@@ -114,16 +122,18 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     start = time.monotonic()
     if config.joins is not None:
         return _result(config.output, join_parts(config, config.joins), time.monotonic() - start)
-    tally, scrubber = Tally(), Scrubber()
+    tally, scrubber = Tally(), Scrubber(config)
     chosen = choose(config, tally, scrubber, report)
+    scrubber.write_report()
     if config.part is not None:
         index, number = config.part
         prompts = chosen[len(chosen) * index // number : len(chosen) * (index + 1) // number]
         if index > 0:  # what was left out is counted in one part
-            tally, scrubber = Tally(), Scrubber()
+            tally = Tally()
+            scrubber.forget_prompts()
     else:
         prompts = chosen
-    target = load_target(config.target, device=config.device, dtype=config.dtype)
+    target = load_for_engine(config)
     answering = answer_settings(config)
     prompts = fitting(target, prompts, answering, tally, needed=config.part is None)
     if config.dry_run:
@@ -131,15 +141,16 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     with ArtifactWriter.open(
         config.output,
         "conversations",
-        config.settings() | {"prompts_digest": prompts_digest(chosen)},
+        config.settings() | scrubber.settings() | {"prompts_digest": prompts_digest(chosen)},
         target=target.fingerprint,
         overwrite=config.overwrite,
         part=config.part,
     ) as writer:
         if writer.finished:
             return _result(writer.uri, writer.finished, seconds=0.0)
-        answer(target, prompts, answering, writer, config.shard_rows, report)
+        answer(config, target, prompts, answering, scrubber, writer, report)
         manifest = writer.finish(_counts(writer, tally, scrubber))
+    scrubber.write_report()
     return _result(writer.uri, manifest, seconds=time.monotonic() - start)
 
 
@@ -167,8 +178,7 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
     with report.task("reading prompts", total=config.max_prompts) as task:
         prompts = distinct(read_sources(config, config.seed, tally), 1, tally)
         prompts = allowed(prompts, exclusion, tally)
-        if config.pii == "redact":
-            prompts = scrubbed(prompts, scrubber, tally)
+        prompts = scrubber.scrubbed(prompts, tally.count)
         prompts = with_own_ids(distinct(prompts, config.near_duplicates, tally))
         chosen = []
         for prompt in islice(prompts, config.max_prompts):
@@ -180,16 +190,6 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
             f"none of {tally.read:,} rows may be answered ({tally.summary()}): use other --prompts"
         )
     return chosen
-
-
-def scrubbed(prompts: Iterable[Prompt], scrubber: Scrubber, tally: Tally) -> Iterator[Prompt]:
-    """The prompts with placeholders for personal data; those that cannot be scanned are counted."""
-    for prompt in prompts:
-        clean = scrubber.scrub(prompt)
-        if clean is None:
-            tally.count(prompt.source, "unscannable")
-        else:
-            yield clean
 
 
 def fitting(
@@ -231,20 +231,22 @@ def plan(
     trial = answer_settings(
         config.model_copy(update={"max_new_tokens": TRIAL_TOKENS, "answers_per_prompt": 1})
     )
-    start, sampled = time.monotonic(), 0
+    sampled = 0
 
     def count(result: GenerationResult, over: bool) -> None:
         nonlocal sampled
         sampled += len(result.token_ids)
 
     first_turns = [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts[: config.batch_size]]
-    roll_out(target, first_turns, trial, count)
+    with closing(start_engine(config, target)) as engine:
+        start = time.monotonic()
+        roll_out(target, first_turns, trial, engine, count)
     rate = sampled / (time.monotonic() - start)
     turns = sum(len(prompt.turns) for prompt in prompts) * answering.samples
     return GenDataPlan(
         output=config.output,
         sources=tally.record(),
-        pii=dict(sorted(scrubber.found.items())),
+        pii=scrubber.counts()["pii"],
         prompts=len(prompts) * answering.samples,
         turns=turns,
         tokens_per_s=round(rate, 1),
@@ -253,19 +255,32 @@ def plan(
 
 
 def answer(
+    config: GenDataConfig,
     target: Target,
     prompts: list[Prompt],
     answering: AnswerSettings,
+    scrubber: Scrubber,
     writer: ArtifactWriter,
-    shard_rows: int,
     report: Reporter,
 ) -> None:
-    """Has the target answer the prompts that no committed shard has, and commits a shard a chunk of them."""
-    chunks = [prompts[i : i + shard_rows] for i in range(0, len(prompts), shard_rows)]
+    """Has the target answer the prompts that no committed shard has, and commits a shard a chunk of them.
+
+    Raises:
+        KeyboardInterrupt: a termination signal came, and the shard that was under way is committed.
+    """
+    size = config.shard_rows
+    chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     done = len(writer.committed)
+    if done == len(chunks):
+        return
     total, answered = len(prompts) * answering.samples, sum(map(len, chunks[:done])) * answering.samples
-    sampled, start = 0, time.monotonic()
-    with report.task("answers", total=total, unit="prompts", done=answered) as task:
+    sampled = 0
+    with (
+        closing(start_engine(config, target)) as engine,
+        report.task("answers", total=total, unit="prompts", done=answered) as task,
+        stop_on_sigterm(report) as stop,
+    ):
+        start = time.monotonic()
 
         def show(result: GenerationResult, over: bool) -> None:
             nonlocal sampled
@@ -274,11 +289,13 @@ def answer(
             task.advance(over)
 
         for number, chunk in enumerate(chunks[done:], start=done):
-            answers = roll_out(target, chunk, answering, show)
+            answers = roll_out(target, chunk, answering, engine, show, scrubber.check_answers)
             data = write_conversations(answers.rows)
-            writer.add_shard(shard_name(number), data, rows=len(answers.rows), note=_note(answers))
+            writer.add_shard(shard_name(number), data, rows=len(answers.rows), note=_note(answers, scrubber))
             answered += len(chunk) * answering.samples
             task.advance(answered - task.done)  # dialogues that ended for want of room
+            if stop.asked and number + 1 < len(chunks):
+                raise KeyboardInterrupt
 
 
 def join_parts(config: GenDataConfig, number: int) -> Manifest:
@@ -293,11 +310,11 @@ def join_parts(config: GenDataConfig, number: int) -> Manifest:
             made = open_artifact(uri, "conversations").manifest
             digest, target = made.config.get("prompts_digest"), made.target
             break
-    settings = config.settings() | {"prompts_digest": digest}
+    settings = config.settings() | Scrubber(config).settings() | {"prompts_digest": digest}
     return merge_parts(config.output, "conversations", settings, (), target, number, add_counts)
 
 
-def _note(answers: Answers) -> dict[str, Any]:
+def _note(answers: Answers, scrubber: Scrubber) -> dict[str, Any]:
     """What a shard adds to the artifact's counts."""
     rows = answers.rows
     return {
@@ -307,24 +324,25 @@ def _note(answers: Answers) -> dict[str, Any]:
         "cut_rows": sum(row.finish_reason == "length" for row in rows),
         "left_out": answers.left_out,
         "ended": answers.ended,
+        **scrubber.take_answer_counts(),
     }
 
 
 def _counts(writer: ArtifactWriter, tally: Tally, scrubber: Scrubber) -> dict[str, Any]:
-    none = _note(Answers([], {}, {}))
+    none = _note(Answers([], {}, {}), scrubber)
     counts = add_counts([none, *(committed.note for committed in writer.committed)])
     for source, reasons in counts.pop("left_out").items():
         for reason, prompts in reasons.items():
             tally.count(source, reason, prompts)
             tally.count(source, KEPT, -prompts)
-    return counts | {"sources": tally.record(), "pii": dict(sorted(scrubber.found.items()))}
+    return counts | {"sources": tally.record()} | scrubber.counts()
 
 
 def _notes(sources: dict[str, dict[str, int]], pii: dict[str, int]) -> list[str]:
     left_out = describe_left_out(sources)
     return [
         *([f"left out: {left_out}"] if left_out else []),
-        *([f"replaced: {', '.join(f'{n:,} {kind}' for kind, n in pii.items())}"] if pii else []),
+        *([f"personal data: {', '.join(f'{n:,} {kind}' for kind, n in pii.items())}"] if pii else []),
     ]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages.errors import EagleError
+from stages.targets.taps import eagle3_feature_layers
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Eagle3Config(BaseModel):
@@ -35,14 +37,21 @@ class Eagle3Config(BaseModel):
     max_position_embeddings: int = 2048
     hidden_act: str = "silu"
     torch_dtype: str = "bfloat16"
+    feature_layers: tuple[int, int, int] | None = None  # whose inputs are the features; None: EAGLE-3's own
 
     @classmethod
-    def from_target(cls, target_config: Any, draft_vocab_size: int) -> Eagle3Config:
+    def from_target(
+        cls,
+        target_config: Any,
+        draft_vocab_size: int,
+        feature_layers: tuple[int, int, int] | None = None,
+    ) -> Eagle3Config:
         """One Llama-style layer of the target's own width, heads and RoPE.
 
         Args:
             target_config: the target's transformers config, or the dict of its ``config.json``.
             draft_vocab_size: number of target tokens the head can propose.
+            feature_layers: the target's layers whose inputs are the features; None for EAGLE-3's own.
         """
         read: Callable[[str], Any] = (
             target_config.get if isinstance(target_config, Mapping) else _attribute_reader(target_config)
@@ -65,13 +74,14 @@ class Eagle3Config(BaseModel):
             rope_theta=theta,
             rope_scaling=rope or None,
             max_position_embeddings=read("max_position_embeddings"),
+            feature_layers=None if _is_default(feature_layers, read("num_hidden_layers")) else feature_layers,
         )
 
     def to_hf(self) -> dict[str, Any]:
         """The ``config.json`` of the head's folder, every switch that engines default differently spelt out.
 
-        The feature layers are the default ones, and the field that would name them is left out: vLLM reads
-        such ids raw and SGLang adds one, so a list would mean two things.
+        The default feature layers go unnamed, as engines know them. Others are named once for each engine,
+        in the field that it reads: vLLM takes the ids as they are, SGLang adds one to its own.
         """
         return {
             "architectures": [ARCHITECTURE],
@@ -84,7 +94,8 @@ class Eagle3Config(BaseModel):
             "norm_before_fc": False,
             "fc_norm": False,
             "norm_output": False,
-            **self.model_dump(),
+            **self.model_dump(exclude={"feature_layers"}),
+            **self._layers_to_hf(),
         }
 
     @classmethod
@@ -106,10 +117,22 @@ class Eagle3Config(BaseModel):
                 f"the head has {config['num_hidden_layers']} layers; this version runs heads of one"
             )
         try:
-            return cls(**{name: config[name] for name in cls.model_fields if name in config})
+            return cls(
+                **{name: config[name] for name in cls.model_fields if name in config},
+                feature_layers=_layers_from_hf(config),
+            )
         except ValidationError as error:
             fields = ", ".join(str(item["loc"][0]) for item in error.errors())
             raise EagleError(f"the head's config.json lacks or has unreadable fields: {fields}") from None
+
+    def _layers_to_hf(self) -> dict[str, Any]:
+        if self.feature_layers is None:
+            return {}
+        before = [layer - 1 for layer in self.feature_layers]  # their outputs are these layers' inputs
+        return {
+            _LAYER_IDS: list(self.feature_layers),
+            "eagle_config": {"use_aux_hidden_state": True, _LAYER_IDS: before},
+        }
 
     @property
     def num_parameters(self) -> int:
@@ -123,6 +146,17 @@ class Eagle3Config(BaseModel):
             + 3 * h * self.intermediate_size
             + (4 + self.draft_vocab_size) * h
         )
+
+
+def _is_default(layers: tuple[int, int, int] | None, num_layers: int) -> bool:
+    return layers is None or (num_layers >= 7 and layers == eagle3_feature_layers(num_layers))
+
+
+def _layers_from_hf(config: Mapping[str, Any]) -> Any:
+    if (layers := config.get(_LAYER_IDS)) is not None:
+        return layers
+    before = (config.get("eagle_config") or {}).get(_LAYER_IDS)
+    return before and [layer + 1 for layer in before]
 
 
 def _attribute_reader(config: Any) -> Callable[[str], Any]:

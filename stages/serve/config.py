@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from stages.config import ModelConfig
@@ -12,6 +14,11 @@ class ServeConfig(ModelConfig):
 
     Serving writes nothing, so unlike its siblings this stage has no output and no `overwrite`.
     """
+
+    help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
+        "Drafting": ("head", "tree"),
+        "Server": ("host", "port", "served_model_name", "max_queue"),
+    }
 
     target: str = Field(
         description="Target model: a Hugging Face id, a local folder, a .gguf file or builtin:smollm2."

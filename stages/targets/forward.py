@@ -24,12 +24,11 @@ class SlotForward:
     """Runs a target's layers over the tokens of a ``SlotStep`` and, when asked, returns the EAGLE features
     too."""
 
-    def __init__(self, target: Target, cache: SlotCache, *, taps: bool) -> None:
-        """``taps`` hooks the feature layers; a target too shallow for EAGLE-3 can then only decode
-        plainly."""
+    def __init__(self, target: Target, cache: SlotCache, *, layers: tuple[int, int, int] | None) -> None:
+        """``layers`` are those whose inputs are the features; without them it can only decode plainly."""
         self.cache = cache
         self._decoder = target.decoder
-        self._taps = FeatureTaps(target.decoder, target.feature_layers) if taps else None
+        self._taps = FeatureTaps(target.decoder, layers) if layers else None
 
     @torch.inference_mode()
     def __call__(

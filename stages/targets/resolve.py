@@ -34,7 +34,10 @@ def resolve_target(target: str) -> ModelSource:
             there.
     """
     if target.startswith("builtin:"):
-        return ModelSource(str(_embedded_folder(target)))
+        gguf, folder = _embedded(target)
+        if not _is_converted(folder):
+            _convert(gguf, folder)
+        return ModelSource(str(folder))
     path = Path(os.path.expanduser(target))  # leaves a user that does not exist as typed
     if target.endswith(".gguf"):
         if not path.is_file():
@@ -53,13 +56,21 @@ def resolve_target(target: str) -> ModelSource:
     return ModelSource(target)
 
 
+def resolve_tokenizer(target: str) -> ModelSource:
+    """The same where only the tokenizer is wanted: a built-in model is not converted for it."""
+    if not target.startswith("builtin:"):
+        return resolve_target(target)
+    gguf, folder = _embedded(target)
+    return ModelSource(str(folder)) if _is_converted(folder) else ModelSource(str(gguf.parent), gguf.name)
+
+
 def _names() -> str:
     return ", ".join(EMBEDDED)
 
 
-def _embedded_folder(target: str) -> Path:
-    """The built-in model as an ordinary safetensors folder, converted from its package's GGUF file on
-    first use."""
+def _embedded(target: str) -> tuple[Path, Path]:
+    """The GGUF file of the built-in model's package, and the safetensors folder it is converted to on first
+    use, which need not exist yet."""
     if target not in EMBEDDED:
         raise EagleError(f"unknown built-in target {target}; there is {_names()}")
     module, package, filename = EMBEDDED[target]
@@ -76,10 +87,11 @@ def _embedded_folder(target: str) -> Path:
         "rb"
     ) as file:  # the header names model, tokenizer and tensors; with the size it tells versions apart
         key = hashlib.sha256(file.read(1 << 20) + str(size).encode()).hexdigest()[:16]
-    folder = cache_folder() / "targets" / f"{module}-{key}"
-    if not (folder / "config.json").is_file():
-        _convert(gguf, folder)
-    return folder
+    return gguf, cache_folder() / "targets" / f"{module}-{key}"
+
+
+def _is_converted(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -109,7 +121,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         try:
             work.rename(folder)
         except OSError:  # another process converted it meanwhile
-            if not (folder / "config.json").is_file():
+            if not _is_converted(folder):
                 raise
     except OSError as error:
         raise EagleError(

@@ -3,13 +3,15 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.errors import EagleError
+
+_STACKS = ("layers", "h", "blocks", "block")  # names in transformers' decoders
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -22,9 +24,39 @@ def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
     if len(set(layers)) < 3 or num_layers < 7:
         raise EagleError(
             f"EAGLE-3 takes features at layers 2, L//2 and L-3; a target of {num_layers} layers needs "
-            "at least 7"
+            "at least 7, or three layers of your choice (--layers)"
         )
     return layers
+
+
+def check_feature_layers(layers: tuple[int, int, int], num_layers: int) -> tuple[int, int, int]:
+    """`layers` if the target has them.
+
+    Raises:
+        EagleError: one is not below the number of layers, or is layer 0, whose input is the bare embedding.
+    """
+    if layers[0] < 1 or layers[2] >= num_layers:
+        wrong = layers[0] if layers[0] < 1 else layers[2]
+        raise EagleError(
+            f"--layers {','.join(map(str, layers))}: {wrong} is not between 1 and {num_layers - 1}; a number "
+            f"l is the state entering layer l of the target's {num_layers}, counted from 0"
+        )
+    return layers
+
+
+def layer_stack(decoder: nn.Module) -> Sequence[nn.Module]:
+    """The decoder layers of a model of transformers, first to last.
+
+    Raises:
+        EagleError: they are not where transformers' decoders have them.
+    """
+    for name in _STACKS:
+        if isinstance(layers := getattr(decoder, name, None), nn.ModuleList):
+            return list(layers)
+    raise EagleError(
+        f"the layers of {type(decoder).__name__} are not where transformers' decoders have them: use another "
+        "target"
+    )
 
 
 class FeatureTaps:
@@ -37,7 +69,7 @@ class FeatureTaps:
     def __init__(self, decoder: nn.Module, layers: tuple[int, ...]) -> None:
         self._states: dict[int, Tensor] = {}
         self._layers = layers
-        modules: Any = decoder.layers
+        modules = layer_stack(decoder)
         self._hooks = [
             modules[layer].register_forward_pre_hook(self._keeper(layer), with_kwargs=True)
             for layer in layers
@@ -49,12 +81,21 @@ class FeatureTaps:
 
         return keep
 
-    def take(self) -> Tensor:
-        """The features of the last forward, concatenated low to high: [..., len(layers) * h]; forgets
-        them."""
-        features = torch.cat([self._states[layer] for layer in self._layers], dim=-1)
+    def take(self, rows: Tensor | None = None, device: torch.device | None = None) -> Tensor:
+        """The features of the last forward, concatenated low to high; forgets them.
+
+        Args:
+            rows: int64 [n], which of the B * N tokens; all by default.
+            device: where they go; layers may be on several, by default they are on one.
+
+        Returns:
+            [B, N, len(layers) * h], with ``rows`` [n, len(layers) * h].
+        """
+        states = [self._states[layer] for layer in self._layers]
         self._states.clear()
-        return features
+        if rows is not None:
+            states = [state.flatten(0, 1)[rows.to(state.device)] for state in states]
+        return torch.cat([state.to(device or state.device) for state in states], dim=-1)
 
     def close(self) -> None:
         for hook in self._hooks:

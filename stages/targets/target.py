@@ -15,8 +15,20 @@ from stages.artifacts import TargetFingerprint
 from stages.errors import EagleError
 from stages.targets.attention import SLOT_ATTENTION
 from stages.targets.fingerprint import fingerprint
+from stages.targets.placement import input_device
 from stages.targets.resolve import resolve_target
+from stages.targets.stored import StoredWeights, local_folder
 from stages.targets.taps import eagle3_feature_layers
+
+_MULTIPLYING = {"hyperclovax"}
+"""Families that multiply by `logits_scaling`; Granite divides."""
+
+_UNBOUNDED = 1 << 20
+"""Context in tokens of targets that know no positions."""
+
+
+class TemplateRefusalError(EagleError):
+    """A chat template refuses some messages, such as a system message that it has no place for."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +53,15 @@ class Target:
     def decoder(self) -> nn.Module:
         """The stack of decoder layers with embedding and final norm; its output is the state after that
         norm."""
-        return self.model.get_decoder()
+        decoder = self.model.get_decoder()
+        return decoder.model if decoder is self.model else decoder
 
     @cached_property
     def fingerprint(self) -> TargetFingerprint:
-        return fingerprint(self.name, self.model, self.config, self.tokenizer, self.dtype)
+        stored = None
+        if self.dtype == torch.float16 and (source := resolve_target(self.name)).gguf_file is None:
+            stored = StoredWeights.of(local_folder(source.path, self.name))
+        return fingerprint(self.name, self.model, self.config, self.tokenizer, self.dtype, stored)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
@@ -62,7 +78,7 @@ class Target:
         beyond, a token's state would depend on what is decoded beside it.
         """
         rope = getattr(self.config, "rope_parameters", None) or {}
-        longest = self.config.max_position_embeddings
+        longest = getattr(self.config, "max_position_embeddings", None) or _UNBOUNDED
         if rope.get("rope_type") in ("longrope", "dynamic"):
             longest = min(longest, rope.get("original_max_position_embeddings") or longest)
         return longest
@@ -80,11 +96,20 @@ class Target:
         """EAGLE-3's tap layers. Raises EagleError for a target of fewer than seven layers."""
         return eagle3_feature_layers(self.config.num_hidden_layers)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Token ids of a chat through the target's own template.
 
+        Args:
+            tools: the functions that the model may call, where the template knows such.
+
         Raises:
-            EagleError: the target has no chat template, or the template refuses the messages.
+            TemplateRefusalError: the template refuses the messages.
+            EagleError: the target has no chat template.
         """
         if not self.tokenizer.chat_template:
             raise EagleError(
@@ -94,10 +119,21 @@ class Target:
 
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
             )
-        except jinja2.TemplateError as error:
-            raise EagleError(f"the chat template of {self.name} refuses the messages: {error}") from None
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+        ) as error:  # templates also fail on what they expect
+            reason = " ".join(str(error).split())[:200]
+            raise TemplateRefusalError(
+                f"the chat template of {self.name} refuses the messages: {reason}"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -108,23 +144,44 @@ class Target:
         logits = self.model.get_output_embeddings()(last)
         if (scale := logit_scale(self.config)) != 1:
             logits = logits * scale
-        if cap := getattr(self.config, "final_logit_softcapping", None):
+        if cap := logit_softcap(self.config):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
 
 def logit_scale(config: Any) -> float:
-    """What a target multiplies its logits by: Cohere's ``logit_scale``, over Granite's ``logits_scaling``."""
-    return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    """What a target multiplies its logits by, under the name that its family has for it."""
+    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    return factor * scaling if getattr(config, "model_type", None) in _MULTIPLYING else factor / scaling
 
 
-def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
+def logit_softcap(config: Any) -> float | None:
+    """The bound that a target keeps its logits below by tanh, None for most."""
+    for name in ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"):
+        if cap := getattr(config, name, None):
+            return float(cap)
+    return None
+
+
+def load_target(
+    name: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    *,
+    decodes: bool = True,
+    device_map: str | dict[str, Any] | None = None,
+) -> Target:
     """Load a target for inference.
 
     Args:
         name: a hub id, a model folder, a ``.gguf`` file or ``builtin:smollm2``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``.
-        dtype: ``auto`` (bfloat16), ``bfloat16``, ``float32``.
+        dtype: ``auto`` (bfloat16), ``bfloat16``, ``float16``, ``float32``.
+        decodes: False for a target that only runs whole sequences: it keeps the attention that transformers
+            chooses, and any decoder will do.
+        device_map: spreads the layers as accelerate does: ``auto``, ``balanced``, ``balanced_low_0``,
+            ``sequential``, or a device for each module; ``device`` is not used then.
 
     Raises:
         EagleError: it cannot be found, is not a causal language model, or the device is not there.
@@ -135,13 +192,22 @@ def load_target(name: str, device: str = "auto", dtype: str = "auto") -> Target:
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = resolve_target(name)
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    placed = {} if device_map is None else {"device_map": device_map}
+    attention = {"attn_implementation": SLOT_ATTENTION} if decodes else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **gguf)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=kind, attn_implementation=SLOT_ATTENTION, **gguf
+            source.path, dtype=kind, **attention, **placed, **gguf
         )
-        _refuse_unknown_layers(name, model)
-        model = model.to(where).eval().requires_grad_(False)
+        if decodes:
+            _refuse_unknown_layers(name, model)
+        elif getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+            model.set_attn_implementation("eager")  # sdpa cannot bound scores, and does not say so
+        model = model.eval().requires_grad_(False)
+        if device_map is None:
+            model = model.to(where)
+        else:
+            where = input_device(model)
     except EagleError:
         raise
     except Exception as error:  # what broken or foreign files raise has no common base

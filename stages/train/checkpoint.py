@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -17,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from stages.artifacts import ArtifactWriter
+from stages.artifacts import ArtifactWriter, join
 from stages.errors import EagleError
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -33,17 +36,25 @@ class Progress:
     step: int = 0  # optimizer steps done
     tokens: int = 0  # supervised tokens seen, all epochs
     seconds: float = 0.0  # spent in training and evaluation, by all runs
+    waited: float = 0.0  # of these, for rows that were not ready
+    window_bytes: int = 0  # of the windows that rows are shuffled in, which decide their order
     log: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
 
-    def log_line(self, seconds: float, measures: dict[str, Any]) -> None:
-        """Adds a line about the present step; `seconds` is the time spent so far."""
-        self.seconds = seconds
-        self.log.append({"step": self.step, "tokens": self.tokens, "seconds": round(seconds, 1)} | measures)
+    def log_line(self, measures: dict[str, Any], seconds: float, waited: float) -> None:
+        """Adds a line about the present step; the times are those spent so far."""
+        self.seconds, self.waited = seconds, waited
+        times = {"seconds": round(seconds, 1), "waited": round(waited, 1)}
+        self.log.append({"step": self.step, "tokens": self.tokens} | times | measures)
 
     @property
     def holdout(self) -> dict[str, Any]:
         """What the last evaluation measured; empty if there was none."""
         return next((line["holdout"] for line in reversed(self.log) if "holdout" in line), {})
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time that was spent waiting for rows."""
+        return self.waited / self.seconds if self.seconds else 0.0
 
 
 class SaveClock:
@@ -82,33 +93,49 @@ def save_checkpoint(
     writer.add_file(CHECKPOINT, safetensors.torch.save(tensors, {"progress": json.dumps(vars(progress))}))
 
 
-def load_checkpoint(
-    writer: ArtifactWriter, head: nn.Module, optimizer: torch.optim.Optimizer
-) -> Progress | None:
-    """Puts the checkpoint of an earlier run into head and optimizer; None if there is none.
+@dataclass(frozen=True)
+class Checkpoint:
+    """What an earlier run has saved."""
 
-    Raises:
-        EagleError: it cannot be read, or is of a head of another shape.
-    """
-    if not any(file.path == CHECKPOINT for file in writer.files):
-        return None
-    path = writer.local(CHECKPOINT)
-    try:
-        with safe_open(path, "pt") as file:
-            progress = Progress(**json.loads(file.metadata()["progress"]))
-        tensors = safetensors.torch.load_file(path)
-        with torch.no_grad():
+    uri: str  # for messages
+    path: Path
+    progress: Progress
+
+    @classmethod
+    def find(cls, writer: ArtifactWriter) -> Checkpoint | None:
+        """The checkpoint beside the unfinished head; None if there is none.
+
+        Raises:
+            EagleError: it cannot be read.
+        """
+        if not any(file.path == CHECKPOINT for file in writer.files):
+            return None
+        uri, path = join(writer.uri, CHECKPOINT), writer.local(CHECKPOINT)
+        with _misfits(uri), safe_open(path, "pt") as file:
+            return cls(uri, path, Progress(**json.loads(file.metadata()["progress"])))
+
+    def restore(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Puts weights and optimizer state in place of those of `head` and `optimizer`.
+
+        Raises:
+            EagleError: they cannot be read, or are of a head of another shape.
+        """
+        with _misfits(self.uri), torch.no_grad():
+            tensors = safetensors.torch.load_file(self.path)
             for name, parameter in _trained(head).items():
                 parameter.copy_(tensors.pop(f"weights.{name}"))
                 state = {key: tensors.pop(f"{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
                 optimizer.state[parameter] = {
                     key: value.to(parameter.device, copy=True) for key, value in state.items()
                 }
+
+
+@contextmanager
+def _misfits(uri: str) -> Iterator[None]:
+    try:
+        yield
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise EagleError(
-            f"{writer.uri}/{CHECKPOINT} does not fit ({error}): run again with --overwrite to start anew"
-        ) from error
-    return progress
+        raise EagleError(f"{uri} does not fit ({error}): run again with --overwrite to start anew") from error
 
 
 def _trained(head: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,30 +1,23 @@
-"""Where artifacts can live: a local folder, memory, and Google Cloud Storage's API on a local socket."""
+"""Where artifacts can live: a local folder, memory, and a server of Google Cloud Storage's API."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stages.artifacts import uri as uri_module
-from tests.artifacts.gcs_server import GcsServer, running_gcs_server
+from tests.gcs.server import GcsServer
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def gcs_server() -> Iterator[GcsServer]:
-    with running_gcs_server() as server:
-        yield server
 
 
 @pytest.fixture
 def gcs(gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.url)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr(uri_module, "_reached_buckets", set())
+    monkeypatch.setattr(uri_module, "_reached", set())
     return gcs_server
 
 

@@ -6,13 +6,15 @@ process of its own so that it can fork a child for each kill without threads in 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stages.artifacts import ArtifactWriter
+from stages.artifacts import ArtifactWriter, merge_parts
 from stages.artifacts.uri import filesystem
 from stages.errors import EagleError
 
@@ -39,6 +41,28 @@ def make(uri: str, scratch: Path, *, seed: int = 0, overwrite: bool = False, fin
         writer.add_file("scratch.bin", b"needed until the end")
         if finish:
             writer.finish({"rows": 3}, drop=["scratch.bin"])
+
+
+def make_part(uri: str, number: int, *, seed: int = 0, overwrite: bool = False) -> None:
+    """A part of two, of one shard and one file."""
+    with ArtifactWriter.open(
+        uri, "features", {"seed": seed}, part=(number, 2), overwrite=overwrite
+    ) as writer:
+        if writer.finished is None:
+            if not writer.committed:
+                writer.add_shard("part.bin", b"part %d of %d" % (number, seed), rows=1)
+            writer.add_file("target/config.json", b"{}")
+            writer.finish({"rows": 1})
+
+
+def merge(uri: str, *, seed: int = 0) -> None:
+    merge_parts(uri, "features", {"seed": seed}, [], None, 2, lambda counts: {"rows": len(counts)})
+
+
+def make_merged(uri: str, *, seed: int = 0) -> None:
+    for number in range(2):
+        make_part(uri, number, seed=seed)
+    merge(uri, seed=seed)
 
 
 def contents(uri: str, *, without_created: bool = False) -> dict[str, bytes]:
@@ -68,31 +92,85 @@ def main(folder: Path) -> dict[str, int]:
     os.fsync = lambda descriptor: None  # a killed process loses nothing that the system has
     make(str(folder / "whole"), folder)
     whole = contents(str(folder / "whole"), without_created=True)
-    return {start: _kill_everywhere(folder, start, whole) for start in ("empty", "finished", "unfinished")}
+    make_merged(str(folder / "merged"))
+    merged = contents(str(folder / "merged"), without_created=True)
+
+    def begin(uri: str, seed: int, finish: bool) -> None:
+        make(uri, folder, seed=seed, finish=finish)
+
+    def work(uri: str) -> None:
+        make(uri, folder, overwrite="empty" not in uri)
+
+    def begin_parts(uri: str) -> None:
+        for number in range(2):
+            make_part(uri, number)
+
+    def replace_part(uri: str) -> None:
+        make_part(uri, 0, overwrite=True)
+
+    def go_on_with_parts(uri: str, before: dict[str, bytes]) -> None:
+        try:
+            make_part(uri, 0)
+        except EagleError:
+            assert {name: contents(uri).get(name) for name in before} == before
+            make_part(uri, 0, overwrite=True)
+        make_part(uri, 1)
+        merge(uri)
+
+    def again(uri: str, before: dict[str, bytes]) -> None:
+        make_again(uri, folder, before)
+
+    def places(name: str) -> Iterator[str]:
+        return (str(folder / f"{name}-{number}") for number in itertools.count(1))
+
+    return {
+        "empty": kill_everywhere(places("empty"), lambda uri: None, work, again, whole),
+        "finished": kill_everywhere(places("finished"), lambda uri: begin(uri, 1, True), work, again, whole),
+        "unfinished": kill_everywhere(
+            places("unfinished"), lambda uri: begin(uri, 1, False), work, again, whole
+        ),
+        "merging": kill_everywhere(
+            places("merging"), begin_parts, merge, lambda uri, before: merge(uri), merged
+        ),
+        "replacing parts": kill_everywhere(
+            places("parts"), lambda uri: make_merged(uri, seed=1), replace_part, go_on_with_parts, merged
+        ),
+    }
 
 
-def _kill_everywhere(folder: Path, start: str, whole: dict[str, bytes]) -> int:
-    kill_at = 0
-    while True:
-        kill_at += 1
-        place = folder / f"{start}-{kill_at}"
-        uri = str(place)
-        if start != "empty":
-            make(uri, folder, seed=1, finish=start == "finished")
+def kill_everywhere(
+    uris: Iterator[str],
+    begin: Callable[[str], object],
+    work: Callable[[str], object],
+    again: Callable[[str, dict[str, bytes]], object],
+    whole: dict[str, bytes],
+) -> int:
+    """Kills `work` at each change, each time at another place, and sees what `again` makes of it.
+
+    Args:
+        begin: makes what is there before.
+        whole: what has to be there afterwards.
+
+    Returns:
+        how many kills it took until `work` came to its end.
+    """
+    for kill_at, uri in enumerate(uris, start=1):
+        begin(uri)
         before = contents(uri)
         child = os.fork()
         if child == 0:
             _kill_at(kill_at, uri)
-            make(uri, folder, overwrite=start != "empty")
+            work(uri)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
             return kill_at - 1
-        assert os.WIFSIGNALED(status), f"the child failed at {kill_at}: {status}"
-        make_again(uri, folder, before)
-        assert contents(uri, without_created=True) == whole, f"{start}, killed at {kill_at}"
-        folders = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_dir()}
-        assert folders == {"state"}, f"{start}, killed at {kill_at}: {folders}"
+        assert os.WIFSIGNALED(status), f"the child failed in {uri}: {status}"
+        again(uri, before)
+        assert contents(uri, without_created=True) == whole, uri
+        empty = [path for path in Path(uri).rglob("*") if path.is_dir() and not any(path.iterdir())]
+        assert not empty, f"{uri}: {empty}"
+    raise AssertionError
 
 
 def _flags(value: object) -> int:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from stages.artifacts.manifest import (
-    SCHEMA_VERSION,
+    SCHEMA_VERSIONS,
     Manifest,
     Parent,
     Shard,
@@ -24,7 +24,7 @@ TARGET = TargetFingerprint(
 def manifest(**changes: object) -> Manifest:
     fields: dict[str, object] = {
         "kind": "features",
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSIONS["features"],
         "tool_version": "1.0",
         "created": "2030-01-01T00:00:00+00:00",
         "config": {"seed": 0, "layers": [1, 2]},
@@ -59,7 +59,7 @@ def test_digest_is_blind_to_time_and_tool_version_only() -> None:
     [
         (manifest().to_json()[:40], "is not JSON"),
         (b"[]", "holds no JSON object"),
-        (changed_json(schema_version=SCHEMA_VERSION + 1, novelty=1), "install a newer eagle"),
+        (changed_json(schema_version=SCHEMA_VERSIONS["features"] + 1, novelty=1), "upgrade eagle"),
         (changed_json(novelty=1), "unknown field novelty"),
         (changed_json(kind="model"), "kind: "),
         (changed_json(shards=[{"path": "../x", "rows": 1, "bytes": 1, "sha256": "a" * 64}]), "'../x'"),

@@ -12,7 +12,8 @@ from stages.artifacts import artifact_state
 from stages.artifacts import uri as uri_module
 from stages.artifacts.uri import filesystem, join, local_path, storage_errors
 from stages.errors import EagleError
-from tests.artifacts.gcs_server import GcsServer
+from tests.faults.proxy import answers, running_proxy
+from tests.gcs.server import GcsServer
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,11 @@ def test_a_missing_bucket_is_named(gcs: GcsServer) -> None:
 def test_a_bucket_without_access_says_how_to_log_in(
     gcs: GcsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gcs, "forbidden", {"bucket"})
-    with pytest.raises(EagleError, match=r"no access to gs://bucket/run .*gcloud auth") as refusal:
-        artifact_state("gs://bucket/run")
+    with running_proxy(gcs.url) as proxy:
+        proxy.fault(answers(403, "caller has no access"), times=None)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        with pytest.raises(EagleError, match=r"no access to gs://bucket/run .*gcloud auth") as refusal:
+            artifact_state("gs://bucket/run")
     assert "\n" not in str(refusal.value)
     assert caplog.records == []
 

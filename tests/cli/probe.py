@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
 from eagle_cli.catalog import Stage
-from stages.config import CommonConfig
+from stages.config import Bytes, CommonConfig, Positional, StageConfig
 from stages.errors import EagleError
 from stages.progress import Reporter
 
@@ -21,10 +21,14 @@ from stages.progress import Reporter
 class ProbeConfig(CommonConfig):
     """One field of every type that a flag can have."""
 
+    help_groups: ClassVar[dict[str, tuple[str, ...]]] = {"Answers": ("rate",)}
+
     act: Literal["answer", "chatter", "refuse", "break", "wait"] = Field(description="What to do.")
     prompts: tuple[str, ...] = Field(default=("builtin:chat",), description="Sources.")
     names: list[str] = Field(default=[], description="Names.")
     max_prompts: int | None = Field(default=None, ge=1, description="At most so many.")
+    room: Bytes = Field(default=3 * 2**20, ge=1, description="A size.")
+    most: Bytes | None = Field(default=None, description="Another.")
     rate: float = Field(default=0.5, description="A share.")
     scrub: bool = Field(default=True, description="Redact.")
 
@@ -75,3 +79,33 @@ class ProbeStage(Stage):
 
     def run(self) -> Callable[..., Any]:
         return run
+
+
+class PlacedConfig(StageConfig):
+    """Fields that are given by their place."""
+
+    uri: Annotated[str, Positional()] = Field(max_length=10, description="What to open.")
+    others: Annotated[list[str], Positional()] = Field(default=[], description="More of it.")
+    row_start: int = Field(default=0, description="Where to begin.")
+
+
+class PlacedResult(BaseModel):
+    config: PlacedConfig
+
+    def summary(self) -> str:
+        return self.config.uri
+
+
+@dataclass(frozen=True)
+class PlacedStage(Stage):
+    """A stage with an argument."""
+
+    name: str = "gen-data"
+    config_name: str = "PlacedConfig"
+    summary: str = "Opens what it is given."
+
+    def config_class(self) -> type[PlacedConfig]:
+        return PlacedConfig
+
+    def run(self) -> Callable[..., Any]:
+        return lambda config, report: PlacedResult(config=config)

@@ -92,7 +92,7 @@ def test_with_json_errors_are_one_object_too(capfd: pytest.CaptureFixture[str]) 
     assert probe("--act", "refuse", "--json") == 1
     assert json.loads(capfd.readouterr().out) == {"error": "prompts /nowhere do not exist; give a file"}
     assert main(["train", "--json"]) == 2
-    assert "--features" in json.loads(capfd.readouterr().out)["error"]
+    assert "--output" in json.loads(capfd.readouterr().out)["error"]
 
 
 def test_a_bug_shows_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,15 @@ import json
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eagle_cli.catalog import STAGES, Stage
+from eagle_cli.flags import OTHERS, REQUIRED, RUNNING, headings_of
 from eagle_cli.main import main, stage_command
 from stages import __version__
-from tests.cli.probe import ProbeStage
+from stages.config import format_bytes, parse_bytes
+from tests.cli.probe import PlacedStage, ProbeStage
 
 EACH_STAGE = pytest.mark.parametrize("stage", STAGES, ids=[stage.name for stage in STAGES])
 
@@ -30,16 +34,18 @@ def test_each_field_is_one_flag_with_help_and_default(
     parameters = {parameter.name: parameter for parameter in stage_command(stage).params}
     assert set(parameters) == {*fields, "json", "quiet", "version"}
     for name, field in fields.items():
-        assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
+        if parameters[name].param_type_name == "option":
+            assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
         assert parameters[name].required == field.is_required()
         assert parameters[name].envvar == f"EAGLE_{stage.name}_{name}".replace("-", "_").upper()
         assert field.description, f"--{name} has no help"
     assert main([stage.name, "--help"]) == 0
     shown = " ".join(capfd.readouterr().out.split())
     for name, field in fields.items():
-        assert f"--{name.replace('_', '-')} " in shown
+        option = parameters[name].param_type_name == "option"
+        assert f"--{name.replace('_', '-')} " in shown if option else f" {name.upper()} <" in shown
         if isinstance(field.default, int | float | str) and not isinstance(field.default, bool):
-            assert f"default: {field.default}" in shown
+            assert f"default: {parameters[name].default}" in shown
 
 
 @EACH_STAGE
@@ -49,19 +55,70 @@ def test_each_stage_prints_the_version(stage: Stage, capfd: pytest.CaptureFixtur
 
 
 @EACH_STAGE
-def test_each_stage_can_be_told_where_and_how_models_run(stage: Stage) -> None:
-    assert {"device", "dtype"} <= set(stage.config_class().model_fields)
+def test_help_headings_name_fields_and_cover_all_of_them(stage: Stage) -> None:
+    config_class = stage.config_class()
+    headings = headings_of(config_class)
+    assert headings.keys() == config_class.model_fields.keys()
+    assert main([stage.name, "--help"]) == 0
+
+
+def test_help_shows_what_is_required_first_and_what_all_stages_share_last(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert stage_command(ProbeStage()).main(["--help"], standalone_mode=False) == 0
+    out = capfd.readouterr().out
+    headings = [line.removesuffix(":") for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [REQUIRED, OTHERS, "Answers", "Models", RUNNING]
+    sections = dict(zip(headings, out.split("\n\n")[-6:-1], strict=True))
+    assert "--act" in sections[REQUIRED]
+    assert "required" not in sections[REQUIRED].lower().removeprefix("required:")
+    assert "--rate" in sections["Answers"]
+    for name in ("--overwrite", "--json", "--quiet", "--version", "--help"):
+        assert name in sections[RUNNING]
+
+
+def placed(*arguments: str) -> int:
+    code: int = stage_command(PlacedStage()).main(list(arguments), standalone_mode=False)
+    return code
+
+
+def test_a_positional_field_is_given_by_its_place(capfd: pytest.CaptureFixture[str]) -> None:
+    assert placed("gs://a/b", "x", "--row-start", "2", "y", "--json") == 0
+    config = json.loads(capfd.readouterr().out)["config"]
+    assert config == {"uri": "gs://a/b", "others": ["x", "y"], "row_start": 2}
+
+
+def test_a_positional_field_is_read_from_the_environment_too(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_GEN_DATA_URI", "from/env")
+    assert placed("--json") == 0
+    assert json.loads(capfd.readouterr().out)["config"]["uri"] == "from/env"
+
+
+def test_help_shows_positional_fields_as_they_are_typed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert placed("--help") == 0
+    out = capfd.readouterr().out
+    assert out.splitlines()[0].endswith(" [OPTIONS] URI [OTHERS]...")
+    assert "\nRequired:\n  URI <str>  What to open.\n" in out
+    assert "  OTHERS" in out
+    assert "--uri" not in out
+
+
+def test_a_check_of_a_positional_field_names_it_as_it_is_typed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert placed("x" * 20) == 2
+    assert f"error: URI {'x' * 20}: must have at most 10 characters" in capfd.readouterr().err
 
 
 def test_flags_reach_the_configuration_as_typed(capfd: pytest.CaptureFixture[str]) -> None:
-    given = (
-        "--act answer --prompts a --prompts b --names c --max-prompts 3 --rate 1 --no-scrub --dtype float32"
-    )
-    assert chosen(capfd, *given.split()) == {
+    typed = "--act answer --prompts a --prompts b --names c --max-prompts 3 --most 1.5GB --rate 1 --no-scrub"
+    assert chosen(capfd, *typed.split(), "--dtype", "float32") == {
         "act": "answer",
         "prompts": ["a", "b"],
         "names": ["c"],
         "max_prompts": 3,
+        "room": 3 * 2**20,
+        "most": 1_500_000_000,
         "rate": 1.0,
         "scrub": False,
         "device": "auto",
@@ -89,15 +146,26 @@ def test_the_environment_stands_in_for_flags_and_loses_to_them(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --features f --output o --epoch 3", "No such option: --epoch. Did you mean --epochs?"),
-        ("trian", "No such command 'trian'. Did you mean 'train'?"),
-        ("train --output o", "Missing option '--features'."),
+        ("bench --target t --epoch 3", "No such option: --epoch ("),
+        ("inspect a --verfy", "No such option: --verfy. Did you mean --verify? ("),
         (
-            "train --features f --output o --epochs 0",
-            "--epochs 0: Input should be greater than or equal to 1",
+            "--target t bench",
+            "No such option: --target before the command, its flags come after it: eagle bench",
         ),
-        ("train --features f --output o --epochs x", "Invalid value for '--epochs'"),
-        ("train --features f --output o --dtype fp8", "'fp8' is not one of 'auto', 'bfloat16', 'float32'"),
+        ("trian", "No such command 'trian'. Did you mean 'train'? (eagle --help lists the commands)"),
+        ("bench --target t", "--head, --prompts, --output are missing (eagle bench --help lists the flags)"),
+        ("bench --target t --head h --prompts p", "--output is missing"),
+        ("inspect", "URI is missing (eagle inspect --help lists the flags)"),
+        ("inspect a --rows", "--rows needs a value (eagle inspect --help lists the flags)"),
+        ("inspect a --rows -1", "--rows -1: must be at least 0"),
+        ("inspect a --rows=x", "--rows x: must be a whole number"),
+        ("serve --target t --port 99999", "--port 99999: must be at most 65535"),
+        ("serve --target t --device tpu", "--device tpu: must be one of auto, cpu, cuda"),
+        ("inspect a b", "Unexpected argument: b ("),
+        (
+            "bench --target t --head h --output o --prompts a b",
+            "Unexpected argument: b; each value needs its own --prompts: --prompts b",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -110,6 +178,46 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
     assert message in err
     assert "env var" not in err
+
+
+def test_a_wrong_value_from_the_environment_is_said_to_be_from_there(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_INSPECT_ROWS", "many")
+    assert main(["inspect", "a"]) == 2
+    assert "--rows many (from EAGLE_INSPECT_ROWS): must be a whole number" in capfd.readouterr().err
+
+
+def test_what_the_environment_gives_is_not_missing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_BENCH_OUTPUT", "o")
+    assert main(["bench", "--head", "h"]) == 2
+    assert "--target, --prompts are missing" in capfd.readouterr().err
+
+
+def test_h_is_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["-h"]) == 0
+    assert main(["bench", "-h"]) == 0
+    assert "Usage: eagle bench" in capfd.readouterr().out
+
+
+def test_sizes_are_typed_and_shown_with_units(capfd: pytest.CaptureFixture[str]) -> None:
+    for typed in ("256MiB", "256m", "256 mib", "268435456"):
+        assert chosen(capfd, "--act", "answer", "--room", typed)["room"] == 256 * 2**20
+    command = stage_command(ProbeStage())
+    assert command.main(["--act", "answer", "--room", "12x"], standalone_mode=False) == 2
+    assert "error: --room 12x: give a number of bytes, such as 268435456, 256MiB" in capfd.readouterr().err
+    assert command.main(["--act", "answer", "--room", "0"], standalone_mode=False) == 2
+    assert "error: --room 0: must be at least 1" in capfd.readouterr().err
+    assert command.main(["--help"], standalone_mode=False) == 0
+    assert "--room <bytes>" in (out := capfd.readouterr().out)
+    assert "[default: 3MiB]" in out
+
+
+@given(st.integers(0, 2**60))
+def test_a_shown_size_is_read_as_the_same(count: int) -> None:
+    assert parse_bytes(format_bytes(count)) == count
 
 
 def test_a_values_own_check_names_the_flag(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from tests.tiny import make_tiny_target
 
 def decoder(target: Target, *, taps: bool = True) -> Decoder:
     cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
-    return Decoder(target, SlotForward(target, cache, taps=taps))
+    return Decoder(target, SlotForward(target, cache, layers=target.feature_layers if taps else None))
 
 
 def decode(
@@ -94,6 +94,20 @@ def test_the_drafter_gets_the_true_feature_of_every_token_and_the_token_after_it
     assert oracle.tokens == sequence[1 : len(oracle.tokens) + 1]
     with FeatureTaps(tiny_target.decoder, tiny_target.feature_layers) as taps, torch.no_grad():
         tiny_target.decoder(input_ids=torch.tensor([sequence]), use_cache=False)
+        expected = taps.take()[0]
+    features = stacked(oracle.features)
+    torch.testing.assert_close(features, expected[: len(features)], rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_trained_on_other_feature_layers_gets_the_features_of_those(tiny_target: Target) -> None:
+    config = Eagle3Config.from_target(tiny_target.config, tiny_target.vocab_size, (1, 3, 7))
+    model = EagleModel(tiny_target, Eagle3Head(config).eval())
+    prompt, params = random_prompt(random.Random(6), tiny_target), SamplingParams(max_new_tokens=20)
+    plain = model.generate(prompt, params, speculative=False).token_ids
+    oracle = model._drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
+    assert model.generate(prompt, params).token_ids == plain
+    with FeatureTaps(tiny_target.decoder, (1, 3, 7)) as taps, torch.no_grad():
+        tiny_target.decoder(input_ids=torch.tensor([prompt + plain]), use_cache=False)
         expected = taps.take()[0]
     features = stacked(oracle.features)
     torch.testing.assert_close(features, expected[: len(features)], rtol=1e-4, atol=1e-4)

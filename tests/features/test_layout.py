@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.errors import EagleError
-from stages.features.layout import FeatureShard, shard_bytes, supervised_positions
+from stages.features.layout import FeatureShard, ShardSizes, supervised_positions
+from stages.features.storage import FP8, StorageFormat
 
 
 def positions(*masks: str) -> list[int]:
@@ -54,7 +55,10 @@ def test_the_first_token_of_a_response_is_never_a_label(mask: str) -> None:
     assert not [p for p in labels if mask[p - 1] == "0" or mask[p] == "0"]
 
 
-def make_shard(dtype: torch.dtype = torch.bfloat16) -> FeatureShard:
+STORAGE = [StorageFormat(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32, FP8)]
+
+
+def make_shard(storage: StorageFormat = STORAGE[0]) -> FeatureShard:
     h, masks = (
         4,
         ["00111", "001", "01110111"],
@@ -63,27 +67,41 @@ def make_shard(dtype: torch.dtype = torch.bfloat16) -> FeatureShard:
     offsets = torch.tensor([0, 5, 8, 16])
     supervised = len(supervised_positions(loss_mask, offsets))
     generator = torch.Generator().manual_seed(0)
+    aux, aux_scale = storage.pack(torch.randn(16, 3 * h, generator=generator), taps=3)
+    last, last_scale = storage.pack(torch.randn(supervised, h, generator=generator), taps=1)
     return FeatureShard(
         input_ids=torch.arange(16, dtype=torch.int32) * 3,
         loss_mask=loss_mask,
         row_offsets=offsets,
         row_ids=torch.tensor([7, 2, 9]),
-        aux=torch.randn(16, 3 * h, generator=generator).to(dtype),
-        last=torch.randn(supervised, h, generator=generator).to(dtype),
+        aux=aux,
+        last=last,
         target_argmax=torch.arange(supervised, dtype=torch.int32),
+        aux_scale=aux_scale,
+        last_scale=None if last_scale is None else last_scale.squeeze(1),
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_shard_read_back_is_the_same(dtype: torch.dtype, tmp_path) -> None:
-    shard = make_shard(dtype)
-    (tmp_path / "s.safetensors").write_bytes(shard.to_bytes())
-    for read in (
-        FeatureShard.from_file(tmp_path / "s.safetensors"),
-        FeatureShard.from_bytes(shard.to_bytes()),
-    ):
+@pytest.mark.parametrize("storage", STORAGE, ids=lambda storage: storage.name)
+def test_a_shard_read_back_is_the_same_and_has_the_size_that_was_stated(
+    storage: StorageFormat, tmp_path
+) -> None:
+    shard = make_shard(storage)
+    data = shard.to_bytes()
+    (tmp_path / "s.safetensors").write_bytes(data)
+    for read in (FeatureShard.from_file(tmp_path / "s.safetensors"), FeatureShard.from_bytes(data)):
         for field in dataclasses.fields(FeatureShard):
-            torch.testing.assert_close(getattr(read, field.name), getattr(shard, field.name), rtol=0, atol=0)
+            found, expected = getattr(read, field.name), getattr(shard, field.name)
+            assert (found is None) == (expected is None), field.name
+            if found is not None:
+                assert found.dtype == expected.dtype
+                assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), field.name
+    assert len(data) == ShardSizes(3, 16, 6, 4, storage).bytes
+    per_number, per_vector = storage.dtype.itemsize, 4 if storage.scaled else 0
+    numbers = (
+        16 * (5 + 12 * per_number + 3 * per_vector) + 6 * (4 + 4 * per_number + per_vector) + 4 * 8 + 3 * 8
+    )
+    assert 0 < len(data) - numbers < 1024
 
 
 def test_rows_carry_their_own_part_of_every_tensor() -> None:
@@ -97,22 +115,21 @@ def test_rows_carry_their_own_part_of_every_tensor() -> None:
     assert torch.equal(final.aux, shard.aux[8:])
 
 
-def test_size_is_as_stated() -> None:
-    shard = make_shard()
-    data = shard.to_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    assert (
-        len(data) - header
-        == shard_bytes(rows=3, tokens=16, supervised=6, hidden_size=4, bytes_per_number=2) + 8
-    )
-    assert header < 1024
+def test_rows_of_an_fp8_shard_have_their_states_to_calculate_with() -> None:
+    exact, packed = list(make_shard(STORAGE[2]).rows()), list(make_shard(StorageFormat(FP8)).rows())
+    for row, expected in zip(packed, exact, strict=True):
+        assert (row.aux.dtype, row.last.dtype) == (torch.bfloat16, torch.bfloat16)
+        torch.testing.assert_close(row.aux.float(), expected.aux, rtol=0.08, atol=1e-3)
+        torch.testing.assert_close(row.last.float(), expected.last, rtol=0.08, atol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("last", torch.zeros(7, 4), "last has shape"),
-        ("aux", torch.zeros(16, 8), "aux has shape"),
+        ("last", torch.zeros(7, 4, dtype=torch.bfloat16), "last has shape"),
+        ("last", torch.zeros(6, 4), "aux is torch.bfloat16 and last torch.float32"),
+        ("aux", torch.zeros(16, 8, dtype=torch.bfloat16), "aux has shape"),
+        ("aux_scale", torch.zeros(16, 3), "aux_scale and states of torch.bfloat16 do not go together"),
         ("target_argmax", torch.zeros(2, dtype=torch.int32), "target_argmax has shape"),
         ("loss_mask", torch.ones(16, dtype=torch.uint8), "last has shape"),
         ("row_offsets", torch.tensor([0, 8, 5, 16]), "row_offsets do not ascend"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stages.decoding import GenerationResult
+from stages.gen_data.engines.engine import TransformersEngine
 from stages.gen_data.rollout import AnswerSettings, Dialogue, is_degenerate
 from stages.gen_data.rollout import roll_out as roll_out_fully
 from stages.prompts import Prompt
@@ -45,7 +46,7 @@ def prompts(count: int, turns: int = 3) -> list[Prompt]:
 
 
 def roll_out(target, prompts, settings):
-    return roll_out_fully(target, prompts, settings).rows
+    return roll_out_fully(target, prompts, settings, TransformersEngine(target, settings.batch_size)).rows
 
 
 def sampled_spans(row) -> list[tuple[int, int]]:
@@ -239,7 +240,7 @@ def test_a_template_that_refuses_a_system_message_leaves_the_prompt_out(tmp_path
     refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
     target = load(tmp_path, refusal + CHAT_TEMPLATE)
     asked = [Prompt("a", ("hi",), "s", system="Be brief."), Prompt("b", ("hi",), "s")]
-    found = roll_out_fully(target, asked, settings())
+    found = roll_out_fully(target, asked, settings(), TransformersEngine(target, 4))
     assert [row.id for row in found.rows] == ["b"]
     assert found.left_out == {"s": {"refused_by_template": 1}}
 

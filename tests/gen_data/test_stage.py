@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 
 import pytest
 from pydantic import ValidationError
@@ -137,6 +139,23 @@ def test_an_interrupted_run_goes_on_behind_its_last_shard_to_the_same_artifact(f
     resumed = open_artifact(stopped.output, "conversations")
     assert resumed.manifest.shards == whole.manifest.shards
     assert resumed.manifest.digest == whole.manifest.digest
+
+
+def test_a_termination_signal_lets_the_shard_under_way_be_finished(folder, whole):
+    class Terminating(Interrupting):
+        def count(self) -> None:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = config(folder, "terminated")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, Terminating(1))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(list((folder / "terminated").glob("*.parquet"))) == 1
+    run(stopped, QUIET)
+    assert open_artifact(stopped.output, "conversations").manifest.digest == whole.manifest.digest
 
 
 def test_a_finished_artifact_is_left_alone_and_says_so(folder, whole):

@@ -116,6 +116,21 @@ def test_heads_of_another_kind_are_refused(change: dict, complaint: str) -> None
         Eagle3Config.from_hf(CONFIG.to_hf() | change)
 
 
+def test_other_feature_layers_are_named_for_each_engine_as_it_reads_them() -> None:
+    target = LlamaConfig(num_hidden_layers=12)
+    assert Eagle3Config.from_target(target, 40, (2, 6, 9)) == Eagle3Config.from_target(target, 40)
+    config = Eagle3Config.from_target(target, 40, (1, 5, 11))
+    assert config.feature_layers == (1, 5, 11)
+    files = json.loads(json.dumps(config.to_hf()))
+    assert files["eagle_aux_hidden_state_layer_ids"] == [1, 5, 11], "vLLM: states entering these layers"
+    assert files["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 4, 10], "SGLang: leaving these"
+    assert Eagle3Config.from_hf(files) == config
+    del files["eagle_aux_hidden_state_layer_ids"]
+    assert Eagle3Config.from_hf(files) == config
+    with pytest.raises(EagleError, match="feature_layers"):
+        Eagle3Config.from_hf(files | {"eagle_aux_hidden_state_layer_ids": [1, 5]})
+
+
 def test_the_vocabulary_map_holds_offsets_and_its_invariant() -> None:
     head, ids = Eagle3Head(CONFIG), torch.randperm(300)[:40].sort().values
     head.set_vocabulary(ids)

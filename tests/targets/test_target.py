@@ -71,8 +71,9 @@ def test_a_fingerprint_is_the_same_in_every_dtype_and_place_and_differs_where_th
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(tiny_path, moved)
-    half = load_target(str(moved), device="cpu", dtype="bfloat16").fingerprint
-    assert tiny_target.fingerprint.mismatch(half) == ["dtype"]
+    for dtype in ("bfloat16", "float16"):
+        half = load_target(str(moved), device="cpu", dtype=dtype).fingerprint
+        assert tiny_target.fingerprint.mismatch(half) == ["dtype"]
 
     other = load_target(str(make_tiny_target(tmp_path / "seed", seed=1)), device="cpu", dtype="float32")
     assert tiny_target.fingerprint.mismatch(other.fingerprint) == ["weights"]
@@ -111,7 +112,14 @@ def test_layers_that_keep_more_than_keys_and_values_are_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("setting", "factor"), [({"logit_scale": 0.5}, 0.5), ({"logits_scaling": 4.0}, 0.25)]
+    ("setting", "factor"),
+    [
+        ({"logit_scale": 0.5}, 0.5),
+        ({"logits_scaling": 4.0}, 0.25),
+        ({"logits_scaling": 4.0, "model_type": "hyperclovax"}, 4.0),
+        ({"lm_head_multiplier": 0.5}, 0.5),
+        ({}, 1.0),
+    ],
 )
 def test_logits_are_scaled_as_the_targets_config_says(setting: dict, factor: float) -> None:
     assert logit_scale(SimpleNamespace(**setting)) == factor

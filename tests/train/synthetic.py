@@ -52,7 +52,7 @@ def make_row(mask: Sequence[int], seed: int, row_id: int = 0, tokens: int = VOCA
     return FeatureRow(row_id, input_ids, loss_mask, aux, last, labels)
 
 
-def make_features(uri: Path, shards: Sequence[Sequence[FeatureRow]]) -> str:
+def make_features(uri: Path | str, shards: Sequence[Sequence[FeatureRow]]) -> str:
     """A finished features artifact of these rows."""
     fingerprint = TargetFingerprint(
         name="none", config="0", tokenizer="0", chat_template="0", weights="0", dtype="float32"

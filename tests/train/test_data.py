@@ -1,20 +1,20 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stages.artifacts import open_artifact
-from stages.errors import EagleError
-from stages.train import data
-from stages.train.data import FeatureRows, RowIndex, hold_out, plan_training
-from tests.train.synthetic import VOCAB, make_features, make_row
+from stages.features.index import RowIndex
+from stages.train.data import Batch, TrainingPlan, hold_out, plan_training
 
 
 def make_index(conversations: int, rows_each: int = 1, per_shard: int = 10) -> list[RowIndex]:
     rows = [(c, 5 + c * 7 % 40) for c in range(conversations) for _ in range(rows_each)]
-    return [RowIndex(i // per_shard, i % per_shard, c, tokens) for i, (c, tokens) in enumerate(rows)]
+    return [RowIndex(i // per_shard, i % per_shard, c, 2 * n, n) for i, (c, n) in enumerate(rows)]
+
+
+def batches_of(plan: TrainingPlan) -> list[Batch]:
+    return [batch for window in plan.windows for batch in window.batches]
 
 
 def test_whole_conversations_are_held_out_the_same_ones_for_a_seed():
@@ -34,10 +34,20 @@ def test_something_is_held_out_if_asked_for_and_never_everything(conversations: 
     assert len(hold_out(make_index(conversations), share, seed=0)[1]) == held
 
 
+def test_what_is_held_out_is_the_beginning_of_the_same_choice_where_memory_bounds_it():
+    rows = make_index(40)
+    _, all_held = hold_out(rows, 0.5, seed=0)
+    for most in (1, 100, 400):
+        train, held = hold_out(rows, 0.5, seed=0, most_tokens=most)
+        assert set(held) < set(all_held)
+        assert len(held) == 1 or most - 90 < sum(row.tokens for row in held) <= most
+        assert sorted([*train, *held], key=rows.index) == rows
+
+
 def test_each_epoch_takes_every_row_once_in_another_order():
     rows = make_index(60)
-    plan = plan_training(rows, [1] * 6, batch_tokens=100, epochs=2, seed=0)
-    batches = [batch for window in plan.windows for batch in window]
+    plan = plan_training(rows, [1] * 6, batch_tokens=100, epochs=2, seed=0, window_bytes=1000)
+    batches = batches_of(plan)
     assert plan.steps == len(batches)
     first, second = batches[: plan.epoch_ends[0]], batches[plan.epoch_ends[0] :]
     for epoch in (first, second):
@@ -47,39 +57,32 @@ def test_each_epoch_takes_every_row_once_in_another_order():
         sizes = [sum(row.supervised for row in batch) for batch in epoch]
         assert all(50 <= size <= 150 for size in sizes)
     assert first != second
-    assert plan == plan_training(rows, [1] * 6, batch_tokens=100, epochs=2, seed=0)
-    assert plan.tokens(plan.steps) == 2 * sum(row.supervised for row in rows)
+    assert plan == plan_training(rows, [1] * 6, batch_tokens=100, epochs=2, seed=0, window_bytes=1000)
+    assert plan.tokens == 2 * sum(row.supervised for row in rows)
 
 
-def test_shards_that_do_not_fit_together_are_not_open_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "WINDOW_BYTES", 25)
-    plan = plan_training(make_index(60), [10] * 6, batch_tokens=100, epochs=1, seed=0)
-    shards = [{row.shard for batch in window for row in batch} for window in plan.windows]
-    assert [len(window) for window in shards] == [2, 2, 2]
-    assert set().union(*shards) == set(range(6))
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    window_bytes=st.integers(1, 60),
+    seed=st.integers(0, 5),
+)
+def test_the_shards_of_a_window_fit_into_it_and_come_once_an_epoch(
+    sizes: list[int], window_bytes: int, seed: int
+):
+    rows = make_index(5 * len(sizes), per_shard=5)
+    plan = plan_training(rows, sizes, batch_tokens=100, epochs=2, seed=seed, window_bytes=window_bytes)
+    windows = [window.shards for window in plan.windows]
+    for shards in windows:
+        assert sum(sizes[shard] for shard in shards) <= window_bytes or len(shards) == 1
+    assert sorted(shard for shards in windows for shard in shards) == sorted([*range(len(sizes))] * 2)
 
 
-def test_batches_skipped_are_those_taken_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "WINDOW_BYTES", 1)
-    shards = [
-        [make_row([0, 0] + [1] * n, seed=n, row_id=n) for n in range(5 * s + 3, 5 * s + 8)] for s in range(3)
-    ]
-    rows = FeatureRows.of(open_artifact(make_features(tmp_path / "features", shards), "features"))
-    plan = plan_training(rows.rows, rows.sizes, batch_tokens=20, epochs=2, seed=0)
-    whole = [[row.row_id for row in batch] for batch in rows.batches(plan.windows)]
-    assert len(whole) == plan.steps
-    for skip in (0, 3, plan.epoch_ends[0], plan.steps):
-        assert [[row.row_id for row in batch] for batch in rows.batches(plan.windows, skip)] == whole[skip:]
-
-
-def test_labels_are_counted_at_supervised_positions(tmp_path: Path):
-    row = make_row([0, 1, 1, 1, 0, 1, 1], seed=0)
-    rows = FeatureRows.of(open_artifact(make_features(tmp_path / "features", [[row]]), "features"))
-    counts = rows.label_counts(rows.rows, VOCAB)
-    assert counts.equal(torch.bincount(row.input_ids[[2, 3, 6]], minlength=VOCAB))
-
-
-def test_features_with_nothing_supervised_are_refused(tmp_path: Path):
-    uri = make_features(tmp_path / "features", [[make_row([0, 0, 1, 0, 0], seed=0)]])
-    with pytest.raises(EagleError, match="every loss mask is zero"):
-        FeatureRows.of(open_artifact(uri, "features"))
+@given(steps=st.integers(1, 40), done=st.integers(0, 40))
+def test_a_plan_that_is_cut_takes_the_same_steps(steps: int, done: int):
+    whole = plan_training(make_index(60), [10] * 6, batch_tokens=100, epochs=2, seed=0, window_bytes=25)
+    plan = whole.first(steps)
+    assert batches_of(plan) == batches_of(whole)[:steps]
+    assert plan.steps == min(steps, whole.steps)
+    assert plan.epoch_ends == tuple(end for end in whole.epoch_ends if end <= steps)
+    left = [batch for window in plan.after(done) for batch in window.batches]
+    assert left == batches_of(whole)[done:steps]

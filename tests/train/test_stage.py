@@ -110,12 +110,12 @@ def test_a_run_that_was_killed_ends_in_the_same_weights(
 
 
 def measures(result: TrainResult) -> dict[str, object]:
-    return result.model_dump(exclude={"output", "seconds"})
+    return result.model_dump(exclude={"output", "seconds", "waiting"})
 
 
 def lines_without_time(head: Path) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in (head / "metrics.jsonl").read_text().splitlines()]
-    return [line | {"seconds": None} for line in lines]
+    return [line | {"seconds": None, "waited": None} for line in lines]
 
 
 def test_an_unfinished_run_with_other_settings_is_not_continued(
@@ -130,6 +130,20 @@ def test_an_unfinished_run_with_other_settings_is_not_continued(
     assert (
         run(make_config(features, tmp_path / "head", lr=1e-3, overwrite=True, max_steps=3), QUIET).steps == 3
     )
+
+
+def test_a_changed_byte_stops_training_where_it_is_read_if_digests_are_compared(tmp_path: Path):
+    rows = [make_row([0] * 4 + [1] * 20, seed=n, row_id=n) for n in range(6)]
+    uri = make_features(tmp_path / "features", [rows[:2], rows[2:4], rows[4:]])
+    last = tmp_path / "features" / open_artifact(uri, "features").manifest.shards[1].path
+    with last.open("r+b") as file:
+        file.seek(-2000, 2)  # among the states
+        file.write(b"\0\0\0\0")
+    settings = {"window_bytes": 1, "holdout": 0, "epochs": 1, "draft_vocab_size": 0}
+    with pytest.raises(EagleError, match=r"does not match its digest.*extract-features"):
+        run(make_config(uri, tmp_path / "head", **settings), QUIET)
+    assert artifact_state(str(tmp_path / "head")) == "partial"
+    assert run(make_config(uri, tmp_path / "head", **settings, verify="off"), QUIET).steps > 1
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_advice(tmp_path: Path):

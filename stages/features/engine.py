@@ -1,0 +1,59 @@
+"""What runs a target to take its states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from stages.features.probe import probe
+from stages.features.states import States, TokenBatch, target_states
+from stages.features.storage import StorageFormat
+from stages.targets import FeatureTaps, Target
+
+
+class StatesEngine(Protocol):
+    """Takes the states of a target at its feature layers and behind its final norm."""
+
+    def states(self, batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, States]]:
+        """Each batch with its states, in order; an engine may read a few batches ahead.
+
+        `States.wait` is the caller's to call.
+
+        Raises:
+            EagleError: the states cannot be had.
+        """
+
+    def close(self) -> None:
+        """Frees what the engine holds; the target stays usable. Again is nothing."""
+
+
+class TransformersStates:
+    """The target itself, one forward pass a batch."""
+
+    def __init__(self, target: Target, layers: tuple[int, int, int], storage: StorageFormat) -> None:
+        self._target = target
+        self._layers = layers
+        self._storage = storage
+        self._taps = FeatureTaps(target.decoder, layers)
+        self._probed = False
+
+    def states(self, batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, States]]:
+        """A batch is handed out when the next one has been launched: a GPU works on while the CPU copies.
+
+        Raises:
+            EagleError: the first tokens show that this is no target whose states a head can learn from.
+        """
+        before: tuple[TokenBatch, States] | None = None
+        for batch in batches:
+            if not self._probed:
+                probe(self._target, self._taps, self._layers, batch.input_ids[: batch.row_offsets[1]].long())
+                self._probed = True
+            launched = batch, target_states(self._target, self._taps, batch, self._storage)
+            if before is not None:
+                yield before
+            before = launched
+        if before is not None:
+            yield before
+
+    def close(self) -> None:
+        self._taps.close()

@@ -1,0 +1,92 @@
+"""A sample of the findings for a person to check, with everything that was found masked."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stages.gen_data.privacy.detector import Scan, Unscannable
+from stages.gen_data.privacy.finding import Finding, mask
+
+SAMPLE = 100
+"""Findings of a kind in the report, drawn at random from all of them."""
+
+SURROUNDINGS = 40
+_LONG = 16
+_TOKEN = re.compile(r"\S+")
+_DIGITS = re.compile(r"\d")
+
+
+@dataclass
+class PrivacyReport:
+    """Keeps some findings of each kind, at random but the same ones in every run, and writes them as JSON
+    Lines.
+
+    A line has `id`, `source`, `where` in the row, `entity`, `form`, `score` and `text`: the finding and what
+    stands around it. Of findings only the shape is shown, letters as a or A and digits as 0; around them
+    numbers and long words are masked likewise. A row that could not be searched has `unscannable` and `error`
+    instead.
+    """
+
+    uri: str
+    _kept: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+    def add(self, row: str, source: str, where: str, text: str, scan: Scan) -> None:
+        """Takes what came of one text of a row."""
+        place = {"id": row, "source": source, "where": where}
+        if isinstance(scan, Unscannable):
+            self._keep(scan.reason, place | {"unscannable": scan.reason, "error": scan.error})
+            return
+        for finding in scan:
+            line: dict[str, str | float] = {
+                **place,
+                "entity": finding.entity,
+                "form": finding.form,
+                "score": finding.score,
+                "text": _shown(text, finding, scan),
+            }
+            self._keep(finding.entity, line, finding.start)
+
+    def _keep(self, kind: str, line: Mapping[str, str | float], start: int = 0) -> None:
+        key = hashlib.sha256(f"{line['source']}\0{line['id']}\0{line['where']}\0{start}".encode()).hexdigest()
+        kept = self._kept.setdefault(kind, [])
+        entry = (key, json.dumps(line, ensure_ascii=False))
+        if len(kept) < SAMPLE:
+            heapq.heappush(kept, entry)
+        else:
+            heapq.heappushpop(kept, entry)  # the largest keys stay, which is as random as any others
+
+    def lines(self) -> list[str]:
+        """The sample by kind, in a random order that is always the same."""
+        return [line for _, kept in sorted(self._kept.items()) for _, line in sorted(kept)]
+
+    def write(self) -> None:
+        """Raises EagleError: the file cannot be written."""
+        from stages.artifacts.uri import filesystem, storage_errors
+
+        fs, path = filesystem(self.uri)
+        with storage_errors(self.uri):
+            fs.makedirs(fs._parent(path), exist_ok=True)
+            fs.pipe_file(path, "".join(line + "\n" for line in self.lines()).encode())
+
+
+def _shown(text: str, finding: Finding, others: list[Finding]) -> str:
+    """The finding with its surroundings; what was found anywhere in them is masked, and what may belong to
+    it."""
+    for other in others:
+        text = text[: other.start] + mask(text[other.start : other.end]) + text[other.end :]
+    start, end = max(0, finding.start - SURROUNDINGS), finding.end + SURROUNDINGS
+    parts = (
+        _around(text[start : finding.start]),
+        text[finding.start : finding.end],
+        _around(text[finding.end : end]),
+    )
+    return "".join(parts)
+
+
+def _around(text: str) -> str:
+    return _DIGITS.sub("0", _TOKEN.sub(lambda m: mask(m[0]) if len(m[0]) >= _LONG else m[0], text))
