@@ -1,13 +1,13 @@
-"""What feature extraction costs over the target's bare forward pass, whether memory stays flat, and what fp8 loses.
+"""What extraction costs over the target's bare forward pass, whether memory stays flat, and what fp8 loses.
 
     python benchmarks/extract_features.py throughput --threads 2
     python benchmarks/extract_features.py memory
     python benchmarks/extract_features.py fp8 --conversations runs/larger/conversations
 
-Throughput is measured in rounds. Each runs the same batches three times, in turning order: the decoder's layers
-alone, the whole causal language model (logits of every token), and all of the extraction from reading ids to a
-shard on disk. Times are medians of the rounds' ratios, by the clock and by CPU time; the latter hardly minds
-what else the machine does.
+Throughput is measured in rounds. Each runs the same batches three times, in turning order: the decoder's
+layers alone, the whole causal language model (logits of every token), and all of the extraction from reading
+ids to a shard on disk. What is printed are medians over the rounds, by the clock and by CPU time; the latter
+hardly minds what else the machine does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ FORWARD_TOKENS = 4096
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["throughput", "memory", "fp8"])
     parser.add_argument("--target", default="builtin:smollm2")
     parser.add_argument("--conversations", help="of that target; random tokens by default")
@@ -63,8 +65,9 @@ def throughput(options: argparse.Namespace, folder: Path) -> None:
     inputs = [_padded(extraction, number) for number in numbers]
     tokens = sum(extraction.sizes[number].tokens for number in numbers)
     supervised = sum(extraction.sizes[number].supervised for number in numbers)
-    print(f"{options.target}, {options.dtype}, {options.threads} threads; {len(numbers)} batches in a round:")
-    print(f"  {[tuple(ids.shape) for ids in inputs]}, {tokens:,} tokens, {supervised / tokens:.0%} supervised")
+    shapes = ", ".join("x".join(map(str, ids.shape)) for ids in inputs)
+    print(f"{options.target}, {options.dtype}, {options.threads} threads; batches of a round: {shapes},")
+    print(f"{tokens:,} tokens, {supervised / tokens:.0%} of them supervised")
 
     with (
         extraction.running() as extractor,
@@ -137,13 +140,14 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
     )
     extraction = plan_extraction(settings, target, conversations)
     process, done, shown = psutil.Process(), 0, 0
-    print(f"{len(extraction.shards)} shards of {extraction.sizes[0].bytes / 2**20:.0f} MiB, {extraction.plan.tokens:,} tokens")
+    size = extraction.sizes[0].bytes / 2**20
+    print(f"{extraction.plan.tokens:,} tokens in {len(extraction.shards)} shards of {size:.0f} MiB")
 
     def advance(tokens: int) -> None:
         nonlocal done, shown
         done += tokens
-        if done * 10 // options.tokens > shown:
-            shown = done * 10 // options.tokens
+        if done * 10 // extraction.plan.tokens > shown:
+            shown = done * 10 // extraction.plan.tokens
             print(f"{done:12,} tokens  {process.memory_info().rss / 2**20:8.1f} MiB", flush=True)
 
     with (
@@ -157,7 +161,7 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
 
 
 def fp8(options: argparse.Namespace, folder: Path) -> None:
-    """Relative error of each state in fp8, and how often the most likely token of the rounded state is another."""
+    """Relative error of each state in fp8, and how often the rounded state's most likely token is another."""
     target = load_target(options.target, "auto", options.dtype, decodes=False)
     conversations = _conversations(options, target, folder, tokens=8 * FORWARD_TOKENS)
     extraction = plan_extraction(FeatureSettings(max_tokens=8 * FORWARD_TOKENS), target, conversations)
@@ -186,7 +190,8 @@ def _padded(extraction: Extraction, number: int) -> torch.Tensor:
     """Ids of the shape that a batch of one shard is run in."""
     indices = [i for batch in extraction.shards[number].batches for i in extraction.plan.batches[batch]]
     longest = max(extraction.plan.rows[i].length for i in indices)
-    return torch.randint(0, extraction.target.vocab_size, (len(indices), longest), device=extraction.target.device)
+    target = extraction.target
+    return torch.randint(0, target.vocab_size, (len(indices), longest), device=target.device)
 
 
 def _conversations(options: argparse.Namespace, target: Target, folder: Path, tokens: int) -> Artifact:

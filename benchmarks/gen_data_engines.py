@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    target = load_target(options.target, "cpu" if options.threads else "auto", options.dtype)
+    target = load_target(options.target, "auto", options.dtype)
     questions = _questions(target, options)
     with ExitStack() as stack:
         engines = {

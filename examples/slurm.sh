@@ -14,7 +14,9 @@ after=() # the job that the next one waits for
 submit() { # options of sbatch... -- command
     local options=()
     while [[ $1 != -- ]]; do options+=("$1") && shift; done
-    after=(--dependency "afterok:$(sbatch --parsable --requeue "${after[@]}" "${options[@]}" --wrap "${*:2}")")
+    local job
+    job=$(sbatch --parsable --requeue --kill-on-invalid-dep=yes "${after[@]}" "${options[@]}" --wrap "${*:2}")
+    after=(--dependency "afterok:$job")
 }
 
 in_parts() { # command

@@ -88,6 +88,18 @@ class ModelConfig(StageConfig):
     )
 
 
+class ChatTemplateConfig(StageConfig):
+    """Base of the stages that load a target whose chat template counts."""
+
+    help_groups: ClassVar[dict[str, tuple[str, ...]]] = {"Models": ("chat_template",)}
+
+    chat_template: str | None = Field(
+        default=None,
+        description="File, local or remote, with a Jinja chat template instead of the target's own; the same "
+        "one for every stage.",
+    )
+
+
 class ArtifactReaderConfig(StageConfig):
     """Base of the stages that read an artifact."""
 

@@ -224,9 +224,12 @@ def artifact_state(uri: str) -> Literal["missing", "partial", "complete"]:
         EagleError: the URI cannot be opened.
     """
     folder = open_folder(uri)
+    begun = (
+        folder.size(RUN_NAME) is not None
+    )  # looked at first, since it goes only after the manifest has come
     if folder.size(MANIFEST_NAME) is not None:
         return "complete"
-    return "missing" if folder.size(RUN_NAME) is None else "partial"
+    return "partial" if begun else "missing"
 
 
 def _fetching(

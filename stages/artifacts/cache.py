@@ -199,6 +199,14 @@ class _Kept:
 _kept = _Kept()
 
 
+def _forget_kept() -> None:
+    global _kept
+    _kept = _Kept()
+
+
+os.register_at_fork(after_in_child=_forget_kept)  # its lock may be held by a thread that the child lacks
+
+
 @dataclass
 class _Copy:
     """One content in the cache, under all the names that it has there."""

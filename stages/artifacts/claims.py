@@ -35,6 +35,7 @@ WATCH_S = 20.0
 """Seconds without a sign of life after which a writer on another machine counts as dead."""
 
 _LOOK_S = 1.0
+_STOP_S = 5.0
 _READ_AT_ONCE = 4
 
 _log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Ownership:
     def _lost(self) -> EagleError | None:
         after, run = self._folder.read_each([_name(self._generation, self.number + 1), RUN_NAME])
         if after is not None:
-            claim = _parsed(after)
+            claim = parse_claim(after)
             by = f" ({claim.process})" if claim else ""
             return EagleError(
                 f"{self._folder.uri} was taken over by another eagle process{by}: let it finish, "
@@ -199,12 +200,6 @@ def last_claim(folder: Folder, generation: str) -> tuple[int, bytes] | None:
             last = (number, data)
 
 
-def holder(folder: Folder, generation: str) -> Claim | None:
-    """The highest claim; None where there is none or it cannot be read."""
-    last = last_claim(folder, generation)
-    return _parsed(last[1]) if last else None
-
-
 def refuse_living(folder: Folder, generation: str, number: int, data: bytes) -> Claim | None:
     """Waits until it is sure that the holder of this claim has stopped.
 
@@ -214,7 +209,7 @@ def refuse_living(folder: Folder, generation: str, number: int, data: bytes) -> 
     Raises:
         StillWrittenError: it writes.
     """
-    claim = _parsed(data)
+    claim = parse_claim(data)
     lives = None if claim is None else _lives(claim)
     if lives is None:
         who = str(claim.process) if claim else "a process that is not known"
@@ -225,7 +220,7 @@ def refuse_living(folder: Folder, generation: str, number: int, data: bytes) -> 
             WATCH_S,
         )
         data, lives = _watched(folder, _name(generation, number), data)
-        claim = _parsed(data)
+        claim = parse_claim(data)
         lives = lives and not (claim and claim.ended)
     if lives:
         raise StillWrittenError(folder.uri, claim)
@@ -264,7 +259,7 @@ def _begin_to_beat(ownership: Ownership, stopped: threading.Event) -> Callable[[
     def stop() -> None:
         stopped.set()
         if thread is not threading.current_thread():
-            thread.join()
+            thread.join(_STOP_S)
 
     return weakref.finalize(ownership, stop)
 
@@ -286,7 +281,8 @@ def _name(generation: str, number: int) -> str:
     return f"{place_of(generation, number)}/claim.json"
 
 
-def _parsed(data: bytes) -> Claim | None:
+def parse_claim(data: bytes) -> Claim | None:
+    """None for what was cut off or is no claim of this eagle."""
     try:
         return Claim.model_validate_json(data)
     except ValidationError:

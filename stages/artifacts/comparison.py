@@ -44,7 +44,9 @@ def differences(old: Manifest | RunRecord, wanted: RunRecord) -> list[str]:
     found = []
     for key in sorted(old.config.keys() | wanted.config.keys()):
         before, now = old.config.get(key), wanted.config.get(key)
-        if before != now:
+        if before != now and key.endswith("_digest"):
+            found.append(f"other content of {key.removesuffix('_digest')}")
+        elif before != now:
             found.append(f"{key.replace('_', '-')} {_short(before)}, now {_short(now)}")
     inputs = [(parent.kind, parent.digest) for parent in old.parents]
     if inputs != [(parent.kind, parent.digest) for parent in wanted.parents]:

@@ -18,8 +18,8 @@ from pyarrow import parquet
 from stages.errors import EagleError
 
 if TYPE_CHECKING:
+    from stages.artifacts.artifact import Artifact
     from stages.artifacts.manifest import Shard
-    from stages.artifacts.store import Artifact
 
 SHARD_NAME = "conversations-{:05d}.parquet"
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stages.artifacts.retry import retried
 from stages.artifacts.uri import filesystem, join, local_path, storage_errors
+from stages.errors import EagleError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -345,7 +346,12 @@ class ObjectFolder(Folder):
             with suppress(FileExistsError):
                 self._upload(self._object(name), data, mode="create")
 
-        retried(join(self.uri, name), attempt)
+        try:
+            retried(join(self.uri, name), attempt)
+        except EagleError:
+            if (there := self.read(name)) is None:  # else the store said in its own way that it exists
+                raise
+            return there == data
         return self.read(name) == data
 
     def remove(self, name: str) -> None:

@@ -53,7 +53,8 @@ class _Found:
 
     @classmethod
     def look(cls, folder: Folder) -> _Found:
-        return cls(folder.read(MANIFEST_NAME), read_run(folder))
+        run = read_run(folder)  # first, since it goes only after the manifest has come
+        return cls(folder.read(MANIFEST_NAME), run)
 
 
 def begin(folder: Folder, wanted: RunRecord, *, overwrite: bool) -> Begun | Finished:
@@ -257,10 +258,11 @@ def _refuse_other_kind(folder: Folder, found: _Found, wanted: RunRecord) -> None
 
 
 def _refuse_foreign(folder: Folder) -> None:
+    """Refuses a folder that has neither manifest nor run record but something else."""
     names = [name for name in folder.names() if name != RUN_FOLDER]
     if names == [""]:
         raise EagleError(f"{folder.uri} is a file: give a folder that is empty or does not exist yet")
-    if names:
+    if names and RUN_NAME not in names:  # else another process has begun just now
         raise EagleError(
             f"{folder.uri} holds something that is no artifact ({names[0]}): give a folder that is empty "
             "or does not exist yet"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stages.artifacts.folder import Folder
+from stages.artifacts.folder import Folder, at_once
 from stages.artifacts.manifest import MANIFEST_NAME, parse_manifest
 
 
@@ -20,7 +20,10 @@ def dissolve_parts(folder: Folder, of: int) -> None:
 
     A part whose manifest is gone has been through this, so it can be done again.
     """
-    for part in part_folders(folder, of):
-        if (data := part.read(MANIFEST_NAME)) is not None:
-            part.remove_each([file.path for file in parse_manifest(data, part.uri).files])
-            part.remove(MANIFEST_NAME)
+    at_once(_dissolve, part_folders(folder, of))
+
+
+def _dissolve(part: Folder) -> None:
+    if (data := part.read(MANIFEST_NAME)) is not None:
+        part.remove_each([file.path for file in parse_manifest(data, part.uri).files])
+        part.remove(MANIFEST_NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,10 @@ class Prefetch:
 
     def __init__(self, fetch: Callable[[str], Held]) -> None:
         self._fetch = fetch
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._queue: deque[str] = deque()
         self._sizes: dict[str, int] = {}
@@ -31,7 +36,7 @@ class Prefetch:
     def want(self, paths: Sequence[str], sizes: Mapping[str, int]) -> None:
         """Fetches these and only these from now on; what is held and not among them is released."""
         budget = cache_limit() // 2 if paths else 0
-        with self._changed:
+        with self._of_this_process():
             self._budget = budget
             self._sizes = dict(sizes)
             for path in [path for path in self._begun if path not in sizes]:
@@ -44,7 +49,7 @@ class Prefetch:
 
     def wanted(self, path: str) -> bool:
         """Whether it is on the list and has not been taken."""
-        with self._changed:
+        with self._of_this_process():
             return path in self._begun or path in self._queue
 
     def close(self) -> None:
@@ -53,12 +58,18 @@ class Prefetch:
 
     def take(self, path: str) -> Held:
         """The file, waited for where its fetching has begun, else fetched now. The caller releases it."""
-        with self._changed:
+        with self._of_this_process():
             begun = self._begun.pop(path, None)
             if begun is None and path in self._queue:
                 self._queue.remove(path)
             self._changed.notify_all()
         return self._fetch(path) if begun is None else begun.result()
+
+    def _of_this_process(self) -> threading.Condition:
+        """The lock; after a fork, whose child has none of the threads, of a list that begins anew."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._changed
 
     def _work(self) -> None:
         while (begun := self._next()) is not None:

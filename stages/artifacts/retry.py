@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -20,7 +21,8 @@ gcsfs itself sends a request six times within about half a minute; this goes rou
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 16.0
-_BUSY = ("408", "429", "500", "502", "503", "504")
+_BUSY = ("408", "410", "429", "500", "502", "503", "504")  # 410: a session of an upload is over
+_BUSY_ERRNOS = (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EBUSY))  # as s3fs calls answers 503 and 500
 _NETWORK_PACKAGES = ("aiohttp", "requests", "urllib3")
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ def passes(error: BaseException | None) -> bool:
     """Whether an error of a remote store is likely to be gone in a while: busy, restarted, or cut off."""
     if error is None or isinstance(error, ValueError):
         return False
+    if isinstance(error, FileNotFoundError):
+        return "upload_id=" in str(error)  # the session of an upload in parts is over; another begins anew
     status = str(getattr(error, "code", None) or getattr(error, "status", None) or "")
     if status[:1] in ("4", "5"):
         return status in _BUSY
@@ -69,6 +73,7 @@ def passes(error: BaseException | None) -> bool:
     return (
         isinstance(error, ConnectionError | TimeoutError)
         or package in _NETWORK_PACKAGES
+        or getattr(error, "errno", None) in _BUSY_ERRNOS
         or type(error).__name__ == "ChecksumError"
         or getattr(error, "retryable", False) is True
     )

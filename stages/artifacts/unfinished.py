@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stages.artifacts.claims import holder, last_claim
+from stages.artifacts.claims import last_claim, parse_claim
 from stages.artifacts.folder import open_folder
 from stages.artifacts.manifest import MANIFEST_NAME, Shard
 from stages.artifacts.process import Process
@@ -41,11 +41,12 @@ def unfinished(uri: str) -> Unfinished | None:
     run = read_run(folder)
     if run is None or folder.size(MANIFEST_NAME) is not None:
         return None
-    claim = holder(folder, run.generation)
-    writer = None if claim is None or claim.ended else claim.process
     last = last_claim(folder, run.generation)
-    if run.clearing is not None or last is None:
+    if last is None:
+        return Unfinished(run, (), (), None)
+    claim = parse_claim(last[1])
+    writer = None if claim is None or claim.ended else claim.process
+    if run.clearing is not None:
         return Unfinished(run, (), (), writer)
     recorded = read_records(folder, run.generation, last[0])
-    shards = tuple(record.shard for _, record in recorded.shards)
-    return Unfinished(run, shards, recorded.state.files, writer)
+    return Unfinished(run, tuple(record.shard for _, record in recorded.shards), recorded.state.files, writer)

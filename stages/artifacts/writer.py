@@ -29,6 +29,7 @@ from stages.artifacts.manifest import (
 from stages.artifacts.opening import Begun, Finished, begin, complete, open_part
 from stages.artifacts.parts import part_name
 from stages.artifacts.records import ShardRecord, State, whole_files
+from stages.artifacts.retry import passes
 from stages.artifacts.run_record import RunRecord, new_generation
 from stages.artifacts.uri import join
 from stages.errors import EagleError
@@ -92,6 +93,8 @@ class ArtifactWriter:
         wanted = new_run(kind, config, parents, target)
         if part is not None:
             number, of = part
+            if not 0 <= number < of:
+                raise ValueError(f"part {number} of {of}")
             whole = open_part(folder, wanted.model_copy(update={"parts": of}), overwrite=overwrite)
             if whole is not None:
                 return cls(folder, Finished(whole))
@@ -112,13 +115,17 @@ class ArtifactWriter:
             return
         try:
             self.flush()
-        except BaseException:
+        except BaseException as failed:
             if error is None:
+                error = failed
                 raise
         finally:
-            # Without this the next run still sees a dead process, so a full disk is no reason to fail here.
+            # A process that could not say this is seen to be dead all the same.
             with suppress(EagleError):
-                self._begun.owner.end()
+                if error is not None and passes(error.__cause__):
+                    self._begun.owner.stop()  # the store does not answer, so it is not waited for once more
+                else:
+                    self._begun.owner.end()
 
     @property
     def uri(self) -> str:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from stages.config import CommonConfig
+from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig
 
 
-class BenchConfig(CommonConfig):
+class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     """One field is one flag; the description is its help text."""
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {

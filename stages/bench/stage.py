@@ -35,17 +35,34 @@ from stages.errors import EagleError
 from stages.progress import Reporter
 
 # In the artifact's config under other names, or not deciding the result.
-_NOT_IN_SETTINGS = {"target", "head", "prompts", "num_prompts", "output", "overwrite", "device", "dtype"}
+_NOT_IN_SETTINGS = {
+    "target",
+    "chat_template",
+    "head",
+    "prompts",
+    "num_prompts",
+    "output",
+    "overwrite",
+    "verify",
+    "device",
+    "dtype",
+}
 
 
 def run(config: BenchConfig, report: Reporter) -> BenchResult:
     """Raises EagleError: inputs that do not fit, prompts beyond the context, or, after the report, faults."""
     start = time.monotonic()
-    head = open_artifact(config.head, "head")
+    head = open_artifact(config.head, "head", config.verify)
     tree = TreeConfig.parse(config.tree)
     sets = read_prompt_sets(config.prompts, config.num_prompts)
     model = EagleModel.from_pretrained(
-        config.target, config.head, device=config.device, dtype=config.dtype, tree=tree
+        config.target,
+        config.head,
+        device=config.device,
+        dtype=config.dtype,
+        tree=tree,
+        chat_template=config.chat_template,
+        verify=config.verify,
     )
     require_answerable(sets, model.target)
     with ArtifactWriter.open(
@@ -107,7 +124,13 @@ def check_in_float32(
     divergences: list[Divergence] = []
     if found or chosen:
         model = EagleModel.from_pretrained(
-            config.target, config.head, device=config.device, dtype=FLOAT32, tree=config.tree
+            config.target,
+            config.head,
+            device=config.device,
+            dtype=FLOAT32,
+            tree=config.tree,
+            chat_template=config.chat_template,
+            verify=config.verify,
         )
         done = len(journal.records)
         with report.task("float32 check", total=len(chosen), unit="prompts", done=done) as task:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.artifacts import open_artifact
+from stages.artifacts import Verify, open_artifact
 from stages.decoding.decoder import Decoder, DecodeStats, FinishReason
 from stages.decoding.drafter import Drafter, Eagle3Drafter
 from stages.decoding.sampling import SamplingParams
@@ -14,6 +14,7 @@ from stages.decoding.tree import TreeConfig
 from stages.errors import EagleError
 from stages.heads import Eagle3Head, load_head
 from stages.targets import SlotCache, SlotForward, Target, load_target
+from stages.targets.chat_template import with_chat_template
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -58,6 +59,8 @@ class EagleModel:
         device: str = "auto",
         dtype: str = "auto",
         tree: str | TreeConfig = "dynamic",
+        chat_template: str | None = None,
+        verify: Verify = "full",
     ) -> EagleModel:
         """Load a target and the head trained for it.
 
@@ -65,15 +68,18 @@ class EagleModel:
             target: hub id, folder, ``.gguf`` file, ``builtin:smollm2``, or one that is loaded already.
             head: URI of a head artifact; None decodes plainly.
             tree: see ``TreeConfig.parse``.
+            chat_template: a file with a template in place of the target's own.
+            verify: which files of the head are compared with their digests, as in ``open_artifact``.
 
         Raises:
             EagleError: one of them cannot be loaded, or the head was trained for another target.
         """
         config = TreeConfig.parse(tree) if isinstance(tree, str) else tree
         artifact = (
-            open_artifact(head, "head") if head is not None else None
+            open_artifact(head, "head", verify) if head is not None else None
         )  # refused before the target is loaded
         loaded = load_target(target, device, dtype) if isinstance(target, str) else target
+        with_chat_template(loaded, chat_template)
         if artifact is None:
             return cls(loaded, None, config)
         artifact.require_target(loaded.fingerprint, "the target", ignore=("dtype",))

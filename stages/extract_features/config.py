@@ -6,13 +6,15 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.config import ArtifactReaderConfig, CommonConfig, JobArrayConfig
+from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig, JobArrayConfig
 from stages.features.config import FeatureSettings
 
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 
 
-class ExtractFeaturesConfig(FeatureSettings, JobArrayConfig, ArtifactReaderConfig, CommonConfig):
+class ExtractFeaturesConfig(
+    FeatureSettings, JobArrayConfig, ChatTemplateConfig, ArtifactReaderConfig, CommonConfig
+):
     """One field is one flag; the description is its help text."""
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -35,6 +35,7 @@ from stages.features.layout import shard_name
 from stages.features.target_files import target_files
 from stages.progress import Reporter
 from stages.targets import Target, load_target
+from stages.targets.chat_template import with_chat_template
 from stages.targets.ends import load_target_ends
 
 
@@ -124,8 +125,8 @@ def write_shards(
     if first == len(extraction.shards):
         return
     with (
+        extraction.running(engine()) as target,  # first: an engine may take minutes to start
         report.task("features", total=plan.tokens, unit="tok", done=done) as task,
-        extraction.running(engine()) as target,
     ):
         for number in range(first, len(extraction.shards)):
             shard = target.shard(number, task.advance)
@@ -135,11 +136,13 @@ def write_shards(
 
 def _load(config: ExtractFeaturesConfig) -> Target:
     if config.engine == "transformers":
-        return load_target(
+        target = load_target(
             config.target, config.device, config.dtype, decodes=False, device_map=config.device_map
         )
-    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    return load_target_ends(config.target, "cpu", dtype)
+    else:
+        dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+        target = load_target_ends(config.target, "cpu", dtype)
+    return with_chat_template(target, config.chat_template)
 
 
 def _engine(config: ExtractFeaturesConfig, extraction: Extraction) -> StatesEngine:

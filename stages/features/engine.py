@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -9,6 +10,10 @@ from stages.features.probe import probe
 from stages.features.states import States, TokenBatch, target_states
 from stages.features.storage import StorageFormat
 from stages.targets import FeatureTaps, Target
+
+PRIMITIVES = 32
+"""Matrix products that oneDNN and PyTorch keep prepared, each. By default it is 1,024 a cache, of half a
+megabyte; every batch has a shape of its own, so that is what they would grow to."""
 
 
 class StatesEngine(Protocol):
@@ -31,6 +36,8 @@ class TransformersStates:
     """The target itself, one forward pass a batch."""
 
     def __init__(self, target: Target, layers: tuple[int, int, int], storage: StorageFormat) -> None:
+        for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at their first use
+            os.environ.setdefault(name, str(PRIMITIVES))
         self._target = target
         self._layers = layers
         self._storage = storage

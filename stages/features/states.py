@@ -96,8 +96,10 @@ def target_states(
     real = (torch.arange(longest) < lengths[:, None]).flatten().nonzero().squeeze(1)  # [T] places among all
     ids.view(-1)[real] = batch.input_ids.long()
     supervised = real[supervised_positions(batch.loss_mask, batch.row_offsets)]
+    # To the GPU before the pass is launched: a copy behind it would wait for it.
+    ids, real, supervised = (tensor.to(target.device) for tensor in (ids, real, supervised))
 
-    output = target.decoder(input_ids=ids.to(target.device), use_cache=False)
+    output = target.decoder(input_ids=ids, use_cache=False)
     last = output.last_hidden_state.flatten(0, 1)  # [R * longest, h], after the final norm
     last = last[supervised.to(last.device)]  # [S, h]
     aux = taps.take(real, last.device)  # [T, 3h]

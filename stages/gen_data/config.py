@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.config import CommonConfig, JobArrayConfig
+from stages.config import ChatTemplateConfig, CommonConfig, JobArrayConfig
 from stages.gen_data.privacy.config import PrivacyConfig
 from stages.gen_data.selection_config import SelectionConfig
 
 _NOT_IN_RESULT = {
+    "chat_template",  # part of the target's fingerprint
     "target",
     "output",
     "device",
@@ -27,7 +28,7 @@ _NOT_IN_RESULT = {
 }
 
 
-class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, CommonConfig):
+class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, ChatTemplateConfig, CommonConfig):
     """One field is one flag; the description is its help text."""
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -119,6 +120,15 @@ class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, CommonConfig
             raise ValueError(f"--base-url {self.base_url} must begin with http:// or https://")
         if self.engine != "openai" and self.served_model is not None:
             raise ValueError("--served-model is for --engine openai")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_have_room(self) -> GenDataConfig:
+        if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
+            raise ValueError(
+                f"--max-model-len {self.max_model_len} leaves no room for a prompt beside "
+                f"--max-new-tokens {self.max_new_tokens}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from stages.decoding import GenerationResult, SamplingParams
 from stages.gen_data.engines.engine import AnswerEngine, Question, Unusable
 from stages.gen_data.engines.seed import SEED_BITS
 from stages.prompts import Prompt
+from stages.prompts.text import is_blank
 from stages.targets import Target, TemplateRefusalError
 
 Messages = list[dict[str, str]]
@@ -21,6 +22,9 @@ Messages = list[dict[str, str]]
 
 REPEATED = 32
 """An answer that ends in this many tokens of one kind is a loop, and no answer."""
+
+TOKEN_CHARACTERS = 256
+"""More characters than any tokenizer puts into a token on average; runs of blanks come to 128."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ class AnswerSettings:
             sample=sample,
         )
 
+    def context(self, target: Target) -> int:
+        """Most tokens of a conversation."""
+        return min(target.max_length, self.max_model_len or target.max_length)
+
     def room(self, target: Target) -> int:
         """Tokens of the context that an answer of full length leaves to what comes before it."""
-        return min(target.max_length, self.max_model_len or target.max_length) - self.max_new_tokens
+        return self.context(target) - self.max_new_tokens
 
 
 @dataclass
@@ -76,6 +84,7 @@ class Dialogue:
         rows: parts that are complete; more than one only if the template rewrites history.
         ended: why it ended before its last turn: `cut`, `truncated`, `degenerate`, `no_room`,
             `refused_by_template`, or what the engine calls an answer of no use; "" if it did not.
+        refusal: why the template refused it.
     """
 
     prompt: Prompt
@@ -85,6 +94,7 @@ class Dialogue:
     loss_mask: list[int] = field(default_factory=list)
     rows: list[Conversation] = field(default_factory=list)
     ended: str = ""
+    refusal: str = ""
     _asked: int = 0
     _rendered: list[int] = field(default_factory=list)
     _finish_reason: str = ""
@@ -123,10 +133,13 @@ class Dialogue:
         if self.is_over:
             return False
         question = {"role": "user", "content": self.prompt.turns[self._asked]}
+        if len(question["content"]) > room * TOKEN_CHARACTERS:  # tokenizing it might take all memory
+            self.ended = "no_room"
+            return False
         try:
             rendered = target.render([*self.messages, question], tools=self.tools)
-        except TemplateRefusalError:
-            self.ended = "refused_by_template"
+        except TemplateRefusalError as error:
+            self.ended, self.refusal = "refused_by_template", str(error)
             return False
         glue = self._continuation(target, rendered) if self._asked else None
         if rendered_only and glue is not None and self.input_ids + glue != rendered:
@@ -212,9 +225,9 @@ class Dialogue:
 
 
 def is_degenerate(token_ids: Sequence[int], text: str) -> bool:
-    """Whether an answer says nothing, or ends in `REPEATED` tokens of one kind."""
+    """Whether an answer shows nothing, or ends in `REPEATED` tokens of one kind."""
     tail = token_ids[-REPEATED:]
-    return not text.strip() or (len(tail) == REPEATED and len(set(tail)) == 1)
+    return is_blank(text) or (len(tail) == REPEATED and len(set(tail)) == 1)
 
 
 @dataclass(frozen=True)

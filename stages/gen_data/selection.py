@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stages.artifacts.uri import filesystem, storage_errors
 from stages.errors import EagleError
@@ -17,18 +22,25 @@ from stages.gen_data.selection_config import SelectionConfig
 from stages.gen_data.tally import Tally
 from stages.prompts import Prompt, Rejected, iter_prompts
 from stages.prompts.source import BUILTIN
+from stages.prompts.text import encodable
+from stages.prompts.web import SCHEMES
 
 BUILTIN_LICENSE = "Apache-2.0"
 NEAR_SIGNATURE = 128
 """Numbers in a MinHash signature: similarities are estimated to about 0.04."""
 
+SHUFFLED_CHARACTERS = 100_000_000
+"""Most characters that wait in a shuffle buffer: 100 to 400 MB of memory."""
+
 EXCLUDED_SHARE = 0.6
 """A prompt with this share of an excluded text's word runs contains it, small changes and all."""
 
 _T = TypeVar("_T")
+_Runs = NDArray[np.int64]
 _WORD_RUN = 5
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
-_WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>\d+(\.\d*)?|\.\d+)", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|infinity|nan)", re.ASCII | re.IGNORECASE)
+_OWN_ENDING = re.compile(r"[~#@]\d+$", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -40,24 +52,28 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Raises EagleError: a weight of zero."""
-        match = _WEIGHTED.fullmatch(text)
-        if not match or "?" in match["source"]:  # the "=" of a URL's query
+        """Raises EagleError: a weight that is not above zero, or none at all."""
+        uri, _, weight = text.rpartition("=")
+        in_query = uri.startswith(SCHEMES) and "=" not in re.split("[?&]", uri)[-1] and "?" in uri
+        if not uri or in_query or not _NUMBER.fullmatch(weight):
             return cls(text)
-        if not float(match["weight"]):
+        if not 0 < float(weight) < math.inf:
             raise EagleError(
-                f"--prompts {text} has weight 0: leave the source out, or give it a weight above 0"
+                f"--prompts {text} has weight {weight}: leave the source out, or give it a weight above 0"
             )
-        return cls(match["source"], float(match["weight"]))
+        return cls(uri, float(weight))
 
 
 def parse_sources(texts: Sequence[str]) -> list[Source]:
     """The sources, each once.
 
     Raises:
-        EagleError: some have a weight and some have none.
+        EagleError: some have a weight and some have none, or one has two.
     """
     sources = [Source.parse(text) for text in dict.fromkeys(texts)]
+    for uri, times in Counter(source.uri for source in sources).items():
+        if times > 1:
+            raise EagleError(f"--prompts {uri} is given with {times} weights: give it one")
     bare = [source.uri for source in sources if source.weight is None]
     if 0 < len(bare) < len(sources):
         raise EagleError(
@@ -79,6 +95,8 @@ def read_sources(config: SelectionConfig, seed: int, tally: Tally) -> Iterator[P
             iter_prompts(source.uri, config.prompt_field),
             0 if source.uri.startswith(BUILTIN) else config.shuffle_buffer,
             random.Random(f"{seed} {source.uri}"),
+            _characters,
+            SHUFFLED_CHARACTERS,
         )
         for source in sources
     ]
@@ -88,7 +106,7 @@ def read_sources(config: SelectionConfig, seed: int, tally: Tally) -> Iterator[P
     system = _system_prompt(config)
     for source, row in order:
         uri = sources[source].uri
-        tally.drawn += 1
+        tally.draw(uri)
         if isinstance(row, Rejected):
             tally.reject(uri, row)
             tally.check(config.max_reject_rate, finished=False)
@@ -112,13 +130,13 @@ def parse_licenses(texts: Sequence[str], sources: Sequence[Source]) -> dict[str,
             raise EagleError(
                 f"--source-license {text} names no source of --prompts: use {', '.join(licenses)}"
             )
-        licenses[uri] = license_name
+        licenses[uri] = encodable(license_name)
     return licenses
 
 
 def _system_prompt(config: SelectionConfig) -> str | None:
     if config.system_prompt_file is None:
-        return config.system_prompt
+        return None if config.system_prompt is None else encodable(config.system_prompt)
     if config.system_prompt is not None:
         raise EagleError("--system-prompt and --system-prompt-file are both given: use one")
     where = config.system_prompt_file
@@ -149,7 +167,8 @@ def drawn(
     """Items of streams drawn by weight; one that has ended is drawn no more."""
     running = dict(enumerate(streams))
     while running:
-        [number] = rng.choices(list(running), [weights[number] for number in running])
+        largest = max(weights[number] for number in running)  # sums of very large ones are infinite
+        [number] = rng.choices(list(running), [weights[number] / largest for number in running])
         for item in running[number]:
             yield number, item
             break
@@ -157,34 +176,48 @@ def drawn(
             del running[number]
 
 
-def shuffled(items: Iterator[_T], buffer_size: int, rng: random.Random) -> Iterator[_T]:
-    """`items` in random order, as far as a buffer of that many can do it; 0 leaves the order."""
-    if not buffer_size:
-        yield from items
-        return
+def shuffled(
+    items: Iterator[_T],
+    buffer_size: int,
+    rng: random.Random,
+    size: Callable[[_T], int] = lambda item: 0,
+    most: int = 0,
+) -> Iterator[_T]:
+    """`items` in random order, as far as a buffer of that many can do it; 0 leaves the order.
+
+    Args:
+        size, most: the buffer holds fewer items if their sizes are more than that in all.
+    """
     buffer: list[_T] = []
+    held = 0
     for item in items:
-        if len(buffer) < buffer_size:
-            buffer.append(item)
-            continue
-        place = rng.randrange(buffer_size)
-        yield buffer[place]
-        buffer[place] = item
+        buffer.append(item)
+        held += size(item)
+        while len(buffer) > buffer_size or (held > most and len(buffer) > 1):
+            place = rng.randrange(len(buffer)) if buffer_size else 0
+            buffer[place], buffer[-1] = buffer[-1], buffer[place]
+            held -= size(buffer[-1])
+            yield buffer.pop()
     rng.shuffle(buffer)
     yield from buffer
 
 
-def distinct(prompts: Iterable[Prompt], near: float, tally: Tally) -> Iterator[Prompt]:
-    """The prompts that none before them equals in system message and turns, or is as similar as `near`.
+def _characters(row: Prompt | Rejected) -> int:
+    return sum(map(len, (row.system, row.tools, *row.turns))) if isinstance(row, Prompt) else 0
 
-    Near duplicates are found by MinHash, so a few are missed, and a few that are a little less similar go.
+
+def distinct(prompts: Iterable[Prompt], near: float, tally: Tally) -> Iterator[Prompt]:
+    """The prompts that none before them equals, or is as similar as `near` in what users say.
+
+    With another system message or other tools a prompt is another one, however long those are. Near
+    duplicates are found by MinHash, so a few are missed, and a few that are a little less similar go.
     """
     import rensa
 
     seen: set[bytes] = set()
     sketches = rensa.RMinHashDeduplicator(near, NEAR_SIGNATURE, use_lsh=True) if near < 1 else None
     for prompt in prompts:
-        key = _digest([prompt.system, *prompt.turns])
+        key = _digest([prompt.system, prompt.tools, *prompt.turns])
         if key in seen:
             tally.count(prompt.source, "duplicates")
         elif sketches and not sketches.add_pairs([(str(len(seen)), _character_runs(prompt))])[0]:
@@ -195,8 +228,9 @@ def distinct(prompts: Iterable[Prompt], near: float, tally: Tally) -> Iterator[P
 
 
 def _character_runs(prompt: Prompt) -> list[str]:
-    text = " ".join(" ".join([prompt.system, *prompt.turns]).lower().split())
-    return sorted({text[start : start + 5] for start in range(max(1, len(text) - 4))})
+    text = " ".join(" ".join(prompt.turns).lower().split())
+    setting = _digest([prompt.system, prompt.tools]).hex()[:16] if prompt.system or prompt.tools else ""
+    return sorted({setting + text[start : start + 5] for start in range(max(1, len(text) - 4))})
 
 
 class Exclusion:
@@ -204,43 +238,73 @@ class Exclusion:
 
     A prompt is excluded when it has `EXCLUDED_SHARE` of the runs of five words of one of the texts; a text of
     fewer words only when it is all that a turn says. Follow-up turns of fewer words ("Why?") exclude nothing.
+
+    A prompt that has that share of a text's runs has one of its rarest runs too, whichever it lacks. So only
+    those are looked up, and texts that all begin with the same instruction are not compared one by one.
     """
 
-    def __init__(self) -> None:
-        self._texts_with: dict[int, list[int]] = {}
-        self._runs: list[int] = []
+    def __init__(self, texts: Sequence[_Runs]) -> None:
+        """`texts` are the runs of each, as `_word_runs` makes them."""
+        self._texts = [runs for runs in texts if len(runs)]
+        self._needed = [math.ceil(EXCLUDED_SHARE * len(runs)) for runs in self._texts]
+        sizes = np.array([len(runs) for runs in self._texts], np.int64)
+        all_runs = np.concatenate([np.empty(0, np.int64), *self._texts])
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        _, which, times = np.unique(all_runs, return_inverse=True, return_counts=True)
+        order = np.lexsort((all_runs, times[which], owners))  # text by text, the rarest run first
+        place = np.arange(len(all_runs)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        looked_up = order[place <= np.repeat(sizes - np.array(self._needed, np.int64), sizes)]
+        looked_up = looked_up[np.argsort(all_runs[looked_up], kind="stable")]
+        self._keys, self._owners = all_runs[looked_up], owners[looked_up]
 
     @classmethod
-    def of(cls, sources: Sequence[str]) -> Exclusion:
+    def of(cls, sources: Sequence[str], max_reject_rate: float) -> Exclusion:
         """Reads all prompts of the sources.
 
         Raises:
-            EagleError: a source cannot be read or is empty.
+            EagleError: a source cannot be read, is empty, or too many of its rows are no prompts.
         """
-        exclusion = cls()
+        texts = []
         for source in sources:
+            tally = Tally()
             for row in iter_prompts(source):
+                tally.draw(source)
                 if isinstance(row, Rejected):
+                    tally.reject(source, row)
                     continue
                 for number, turn in enumerate(row.turns):
                     words = _words(turn)
                     if number == 0 or len(words) >= _WORD_RUN:
-                        exclusion._add(_word_runs(words))
-        return exclusion
-
-    def _add(self, runs: set[int]) -> None:
-        for run in runs:
-            self._texts_with.setdefault(run, []).append(len(self._runs))
-        self._runs.append(len(runs))
+                        texts.append(_word_runs(words))
+            tally.check(
+                max_reject_rate,
+                finished=True,
+                advice=f"--exclude {source} would let them through: give it in a shape that eagle reads, or "
+                "raise --max-reject-rate",
+            )
+        return cls(texts)
 
     def holds(self, prompt: Prompt) -> bool:
         """Whether the prompt contains one of the texts."""
-        if not self._runs:
+        if not self._texts:
             return False
-        common: Counter[int] = Counter()
-        for run in set().union(*(_word_runs(_words(turn)) for turn in prompt.turns)):
-            common.update(self._texts_with.get(run, ()))
-        return any(count >= EXCLUDED_SHARE * self._runs[text] for text, count in common.items())
+        runs = np.unique(np.concatenate([_word_runs(_words(turn)) for turn in prompt.turns]))
+        return any(
+            np.isin(self._texts[text], runs).sum() >= self._needed[text] for text in self._candidates(runs)
+        )
+
+    def _candidates(self, runs: _Runs) -> NDArray[np.int64]:
+        """The texts of which one of the runs is looked up."""
+        first = np.searchsorted(self._keys, runs, "left")
+        last = np.searchsorted(self._keys, runs, "right")
+        return np.unique(
+            np.concatenate(
+                [
+                    np.empty(0, np.int64),
+                    *(self._owners[i:j] for i, j in zip(first, last, strict=True) if i < j),
+                ]
+            )
+        )
 
 
 def allowed(prompts: Iterable[Prompt], exclusion: Exclusion, tally: Tally) -> Iterator[Prompt]:
@@ -253,21 +317,32 @@ def allowed(prompts: Iterable[Prompt], exclusion: Exclusion, tally: Tally) -> It
 
 
 def _words(text: str) -> list[str]:
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
     return _WORD.findall(text.lower())
 
 
-def _word_runs(words: list[str]) -> set[int]:
+def _word_runs(words: list[str]) -> _Runs:
+    """Hashes of the runs of words in a text, each once; of a text of fewer words one hash of all it says."""
     if len(words) < _WORD_RUN:
-        return {hash(("whole", *words))} if words else set()
-    return {hash(tuple(words[i : i + _WORD_RUN])) for i in range(len(words) - _WORD_RUN + 1)}
+        runs = {hash(("whole", *words))} if words else set()
+    else:
+        runs = {hash(tuple(words[i : i + _WORD_RUN])) for i in range(len(words) - _WORD_RUN + 1)}
+    return np.fromiter(runs, np.int64, len(runs))
 
 
 def with_own_ids(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-    """The prompts with ids of their own, since seeds follow ids: the second `x` becomes `x#2`."""
+    """The prompts with ids of their own, since seeds follow ids: the second `x` becomes `x~2`.
+
+    Ids that look as if they were made so, or as those of answers (`x@2`) and of rows (`x#2`), get `~1`: no
+    two rows of the artifact have the same id then.
+    """
     seen: Counter[str] = Counter()
     for prompt in prompts:
         seen[prompt.id] += 1
-        yield prompt if seen[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}")
+        number = seen[prompt.id]
+        made = number > 1 or _OWN_ENDING.search(prompt.id)
+        yield replace(prompt, id=f"{prompt.id}~{number}") if made else prompt
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> str:

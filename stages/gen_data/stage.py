@@ -8,7 +8,8 @@ jobs of an array write the rows that one job would have written.
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -19,10 +20,9 @@ from stages.artifacts import (
     ArtifactWriter,
     Manifest,
     artifact_state,
-    join,
     merge_parts,
     open_artifact,
-    part_name,
+    unfinished,
 )
 from stages.artifacts.conversations import shard_name, write_conversations
 from stages.artifacts.counts import add_counts
@@ -44,7 +44,7 @@ from stages.gen_data.stopping import stop_on_sigterm
 from stages.gen_data.tally import KEPT, Tally, describe_left_out
 from stages.progress import Reporter
 from stages.prompts import Prompt
-from stages.targets import Target
+from stages.targets import Target, TemplateRefusalError
 
 TRIAL_TOKENS = 16
 """Tokens of each answer that `--dry-run` times."""
@@ -123,6 +123,9 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     if config.joins is not None:
         return _result(config.output, join_parts(config, config.joins), time.monotonic() - start)
     tally, scrubber = Tally(), Scrubber(config)
+    target = load_for_engine(config)  # first, and tried: reading the sources may take long
+    answering = answer_settings(config)
+    refuse_unusable(target, answering)
     chosen = choose(config, tally, scrubber, report)
     scrubber.write_report()
     if config.part is not None:
@@ -133,8 +136,6 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
             scrubber.forget_prompts()
     else:
         prompts = chosen
-    target = load_for_engine(config)
-    answering = answer_settings(config)
     prompts = fitting(target, prompts, answering, tally, needed=config.part is None)
     if config.dry_run:
         return plan(config, target, prompts, answering, tally, scrubber)
@@ -149,7 +150,10 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
         if writer.finished:
             return _result(writer.uri, writer.finished, seconds=0.0)
         answer(config, target, prompts, answering, scrubber, writer, report)
-        manifest = writer.finish(_counts(writer, tally, scrubber))
+        counts = _counts(writer, tally, scrubber)
+        if config.part is None:
+            refuse_nothing(counts)
+        manifest = writer.finish(counts)
     scrubber.write_report()
     return _result(writer.uri, manifest, seconds=time.monotonic() - start)
 
@@ -168,22 +172,34 @@ def answer_settings(config: GenDataConfig) -> AnswerSettings:
     )
 
 
+def refuse_unusable(target: Target, answering: AnswerSettings) -> None:
+    """Raises EagleError: the target has no chat template, or no room for a prompt beside an answer."""
+    with suppress(TemplateRefusalError):  # of some prompts
+        target.render([{"role": "user", "content": "Hi"}])
+    if answering.room(target) < 1:
+        raise EagleError(
+            f"--max-new-tokens {answering.max_new_tokens:,} leaves no room for a prompt in a context of "
+            f"{answering.context(target):,} tokens: lower it"
+        )
+
+
 def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Reporter) -> list[Prompt]:
     """The prompts to answer: read, allowed, scrubbed, distinct, not more than asked for.
 
     Raises:
         EagleError: a source cannot be read, too many rows are no prompts, or none may be used.
     """
-    exclusion = Exclusion.of(config.exclude)
+    exclusion = Exclusion.of(config.exclude, config.max_reject_rate)
     with report.task("reading prompts", total=config.max_prompts) as task:
         prompts = distinct(read_sources(config, config.seed, tally), 1, tally)
         prompts = allowed(prompts, exclusion, tally)
-        prompts = scrubber.scrubbed(prompts, tally.count)
+        prompts = scrubber.scrubbed(prompts, tally.count, config.max_prompts)
         prompts = with_own_ids(distinct(prompts, config.near_duplicates, tally))
         chosen = []
         for prompt in islice(prompts, config.max_prompts):
             chosen.append(prompt)
             task.advance()
+    tally.close(Counter(prompt.source for prompt in chosen))
     tally.check(config.max_reject_rate, finished=True)
     if not chosen:
         raise EagleError(
@@ -204,17 +220,18 @@ def fitting(
         EagleError: there is none, or the target has no chat template.
     """
     room = answering.room(target)
-    fit = []
+    fit, refusal = [], ""
     for prompt in prompts:
         dialogue = Dialogue(prompt)
         if dialogue.ask(target, room):
             fit.append(prompt)
         tally.count(prompt.source, dialogue.ended or KEPT)
+        refusal = refusal or dialogue.refusal
     if not fit and needed:
         raise EagleError(
             f"none of {len(prompts):,} prompts can be asked with {answering.max_new_tokens:,} new tokens in "
-            f"the target's context of {room + answering.max_new_tokens:,} ({tally.summary()}): lower "
-            "--max-new-tokens, or use other prompts"
+            f"the target's context of {answering.context(target):,} ({tally.summary()}): "
+            + (refusal or "lower --max-new-tokens, or use other prompts")
         )
     return fit
 
@@ -304,14 +321,29 @@ def join_parts(config: GenDataConfig, number: int) -> Manifest:
     Raises:
         EagleError: a part is missing, or was made with other settings.
     """
-    digest, target = None, None
-    for uri in (config.output, join(config.output, part_name(0, number))):
-        if artifact_state(uri) == "complete":
-            made = open_artifact(uri, "conversations").manifest
-            digest, target = made.config.get("prompts_digest"), made.target
-            break
+    digest, target = None, None  # those of the parts, whatever the sources and the target are by now
+    if (begun := unfinished(config.output)) is not None:
+        digest, target = begun.run.config.get("prompts_digest"), begun.run.target
+    elif artifact_state(config.output) == "complete":
+        made = open_artifact(config.output, "conversations").manifest
+        digest, target = made.config.get("prompts_digest"), made.target
     settings = config.settings() | Scrubber(config).settings() | {"prompts_digest": digest}
-    return merge_parts(config.output, "conversations", settings, (), target, number, add_counts)
+
+    def add(parts: list[dict[str, Any]]) -> dict[str, Any]:
+        counts = add_counts(parts)
+        refuse_nothing(counts)
+        return counts
+
+    return merge_parts(config.output, "conversations", settings, (), target, number, add)
+
+
+def refuse_nothing(counts: dict[str, Any]) -> None:
+    """Raises EagleError: no conversation came of any prompt, so that the artifact would be of no use."""
+    if not counts["rows"]:
+        left_out = describe_left_out(counts["sources"])
+        raise EagleError(
+            f"no prompt came to a conversation ({left_out}): change the settings, or use other prompts"
+        )
 
 
 def _note(answers: Answers, scrubber: Scrubber) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def stop_on_sigterm(report: Reporter) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL  # none of Python's
 
     def note(number: int, frame: FrameType | None) -> None:
         stop.asked = True

@@ -1,31 +1,60 @@
-"""Rows of prompt files, one at a time: JSON lines, JSON, Parquet, CSV, local or remote, also compressed."""
+"""Rows of prompt files, one at a time: JSON, Parquet, CSV, local or remote, also compressed."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import sys
+import codecs
+import lzma
+import shutil
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from stages.artifacts.uri import filesystem, storage_errors
 from stages.errors import EagleError
+from stages.prompts.json_rows import json_lines, json_rows
+from stages.prompts.packing import ENDINGS, is_zip, unpacked
 from stages.prompts.prompt import Rejected
+from stages.prompts.row import BrokenOffError, Row
+from stages.prompts.streams import CHUNK, peeked, some, stream, utf8
+from stages.prompts.tables import csv_rows, parquet_rows, tsv_rows
+from stages.prompts.text import encodable, one_line
+from stages.prompts.web import SCHEMES, open_web
 
-Row = tuple[int, str, Any]
-"""Number from 1, the place in words, and what is there: a value, or `Rejected`."""
+_PARQUET = b"PAR1"
+_HEAD = 512
+_IN_MEMORY = 1 << 26
+"""Bytes from which a file that must be read in any order is put on disk, if it is not there."""
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
-_PACKERS = ("bz2", "gzip", "lzma", "_lzma", "zipfile", "zlib", "zstd", "zstandard")
-_PARQUET_ROWS = 1024
-_BOM = b"\xef\xbb\xbf"
+
+@dataclass(frozen=True)
+class _Reader:
+    """How to read a type of file: `unit` is what its rows are called."""
+
+    rows: Callable[[IO[bytes]], Iterator[tuple[int, Any]]]
+    unit: str = "row"
+    is_text: bool = True
+
+
+_READERS = {
+    ".jsonl": _Reader(json_lines, "line"),
+    ".ndjson": _Reader(json_lines, "line"),
+    ".json": _Reader(json_rows),
+    ".parquet": _Reader(parquet_rows, is_text=False),
+    ".csv": _Reader(csv_rows),
+    ".tsv": _Reader(tsv_rows),
+}
+FILE_TYPES = tuple(_READERS)
+ACCEPTED = f"{', '.join(FILE_TYPES)}, also with {', '.join(ENDINGS)} behind"
 
 
 def is_prompt_file(src: str) -> bool:
     """Whether the name says that eagle can read it."""
-    return _reader(src)[0] is not None
+    return _reader(src) is not None or _name(src).lower().endswith(".zip")
 
 
 def expand(src: str) -> list[str]:
@@ -34,200 +63,169 @@ def expand(src: str) -> list[str]:
     Raises:
         EagleError: nothing matches.
     """
-    if not any(mark in src for mark in "*?[") or src.startswith(("http://", "https://")):
+    if not any(mark in src for mark in "*?[") or src.startswith(SCHEMES):
         return [src]
     fs, pattern = filesystem(src)
     with storage_errors(src):
         if fs.exists(pattern):
             return [src]
-        found = sorted(str(path) for path in fs.glob(pattern))
+        found = fs.glob(pattern, detail=True)
     scheme = f"{src.split('://', 1)[0]}://" if "://" in src else ""
-    files = [scheme + path.removeprefix(scheme) for path in found if is_prompt_file(path)]
+    files = [
+        scheme + path.removeprefix(scheme)
+        for path, about in sorted(found.items())
+        if is_prompt_file(path) and about.get("type") != "directory"
+    ]
     if not files:
         raise EagleError(f"no prompt file matches {src}: check the pattern, and quote it in the shell")
     return files
 
 
 def file_rows(src: str) -> Iterator[Row]:
-    """The rows of a file.
+    """The rows of a file; where it breaks off, behind at least one row, is a rejected row.
 
     Raises:
         EagleError: it does not exist, cannot be read or is not what its name says.
     """
-    read, compression = _reader(src)
-    assert read is not None
+    with storage_errors(src), _opened(src) as file:
+        yield from _rows(src, src, file, _reader(src))
+
+
+@contextmanager
+def _opened(src: str) -> Iterator[IO[bytes]]:
+    if src.startswith(SCHEMES):
+        with open_web(src) as file:
+            yield file
+        return
     fs, path = filesystem(src)
-    if src.startswith(("http://", "https://")):
-        path = src  # with its query
-    with storage_errors(src):
-        if not src.startswith(("http://", "https://")) and not fs.isfile(path):
-            raise EagleError(f"prompts {src} not found: check the path")
-        try:
-            with fs.open(path, "rb", compression=compression) as file:
-                # zstandard's own stream cannot be read by lines.
-                yield from read(src, io.BufferedReader(file) if compression == "zstd" else file)
-        except Exception as error:
-            if type(error).__module__.split(".")[0] not in _PACKERS:
-                raise
-            raise EagleError(f"{src} cannot be unpacked ({_one_line(error)})") from None
+    if not fs.isfile(path):
+        if fs.isdir(path):
+            raise EagleError(f"{src} is a folder: give a pattern such as {src.rstrip('/')}/*.jsonl")
+        raise EagleError(f"prompts {src} not found: check the path")
+    with fs.open(path, "rb") as opened:
+        yield opened
 
 
-def _reader(src: str) -> tuple[Callable[[str, IO[bytes]], Iterator[Row]] | None, str | None]:
-    name = (urlsplit(src).path if "://" in src else src).lower()
-    compression = None
-    for ending, kind in COMPRESSIONS.items():
-        if name.endswith(ending):
-            name, compression = name.removesuffix(ending), kind
-    return next((read for ending, read in _READERS.items() if name.endswith(ending)), None), compression
+def _rows(name: str, where: str, file: IO[bytes], reader: _Reader | None) -> Iterator[Row]:
+    """The rows of an open file, or of the files in it.
+
+    Args:
+        name: of the file, its last part becomes that of the rows.
+        where: the file in words.
+        reader: None if the name does not say how it is to be read.
+    """
+    head, whole = peeked(file, _HEAD)
+    _refuse_others(head, where)
+    if is_zip(head):
+        with _seekable(file, whole, where) as archive:
+            yield from _zipped(where, archive, reader)
+    elif (inside := unpacked(head, whole)) is not None:
+        yield from _rows(name, where, inside, reader)
+    else:
+        reader = reader or _guessed(head, where)
+        if reader.is_text:
+            yield from _read(name, where, utf8(whole), reader)
+        else:
+            with _seekable(file, whole, where) as table:
+                yield from _read(name, where, table, reader)
 
 
-def _jsonl_rows(src: str, file: IO[bytes]) -> Iterator[Row]:
-    # A binary file splits at b"\n" only. Splitting text would also break strings at U+2028 and its like.
-    number = 0
-    lines = iter(file)
-    while True:
-        number += 1
-        where = f"{src}, line {number}"
-        try:
-            line = next(lines, None)
-        except (EOFError, OSError) as error:
-            if number == 1 or not _is_cut(error):
-                raise
-            yield number, where, Rejected("cut_off", where, "is where the compressed file ends too early")
-            return
-        if line is None:
-            return
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            row = Rejected(
-                "bad_json", where, f"is not JSON ({_one_line(error)}): each line must be one object"
-            )
-        yield number, where, row
-
-
-def _is_cut(error: BaseException) -> bool:
-    return isinstance(error, EOFError) or "end" in str(error).lower()
-
-
-def _json_rows(src: str, file: IO[bytes]) -> Iterator[Row]:
-    """The items of a JSON array, of the first array in an object, or of JSON lines under another name."""
-    import ijson
-
-    head = file.read(1 << 16)
-    start = head.removeprefix(_BOM).lstrip()
-    if not start:
-        return
-    if start[:1] == b"{" and _is_json_lines(start):
-        yield from _jsonl_rows(src, _chained(head, file))
-        return
-    number = 0
-    whole = _chained(head.removeprefix(_BOM), file)
+def _read(name: str, where: str, file: IO[bytes], reader: _Reader) -> Iterator[Row]:
+    name, number = _base(name), 0
     try:
-        for row in ijson.items(whole, "item", use_float=True) if start[:1] == b"[" else _nested(whole):
-            number += 1
-            yield number, f"{src}, row {number}", row
-    except (ijson.JSONError, UnicodeDecodeError, EOFError) as error:
+        for number, value in reader.rows(file):
+            yield Row(f"{name}:{number}", f"{where}, {reader.unit} {number}", value)
+    except BrokenOffError as error:
         if not number:
-            raise EagleError(f"{src} cannot be read as JSON ({_one_line(error)})") from None
-        where = f"{src}, row {number + 1}"
-        cut = isinstance(error, ijson.IncompleteJSONError | EOFError) and "lexical" not in str(error)
-        problem = "is where the file ends too early" if cut else f"is not JSON ({_one_line(error)})"
-        yield number + 1, where, Rejected("cut_off" if cut else "bad_json", where, problem)
+            raise EagleError(f"{where} cannot be read: {error}") from None
+        place = f"{where}, {reader.unit} {number + 1}"
+        problem = Rejected(error.reason, place, f"is where the file breaks off: {error}")
+        yield Row(f"{name}:{number + 1}", place, problem)
 
 
-def _is_json_lines(start: bytes) -> bool:
-    line, newline, _ = start.partition(b"\n")
+def _zipped(where: str, file: IO[bytes], reader: _Reader | None) -> Iterator[Row]:
+    """The rows of all prompt files in an archive, or of its only file whatever that is called."""
     try:
-        return bool(newline) and isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        archive = zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        raise EagleError(f"{where} cannot be unpacked ({error})") from None
+    with archive:
+        files = [each for each in archive.infolist() if not each.is_dir() and not _is_of_mac(each.filename)]
+        named = [each for each in files if is_prompt_file(each.filename)]
+        if not named and len(files) == 1 and reader:
+            named = files
+        if not named:
+            raise EagleError(f"{where} has no prompt file in it: give one with files of {ACCEPTED}")
+        for each in named:
+            inside = f"{where}, {one_line(each.filename)}"
+            with _member(archive, each, inside) as member:
+                yield from _rows(each.filename, inside, member, _reader(each.filename) or reader)
 
 
-def _nested(file: IO[bytes]) -> Iterator[Any]:
-    """The items of the first array directly below the top of an object."""
-    import ijson
-    from ijson.common import ObjectBuilder
-
-    within: str | None = None
-    builder = None
-    for prefix, event, value in ijson.parse(file, use_float=True):
-        if within is None:
-            if event == "start_array" and "." not in prefix:
-                within = prefix
-            continue
-        if prefix == within and event == "end_array":
-            return
-        if prefix == f"{within}.item" and builder is None:
-            builder = ObjectBuilder()
-        assert builder is not None
-        builder.event(event, value)
-        if prefix == f"{within}.item" and event not in ("start_map", "start_array", "map_key"):
-            yield builder.value
-            builder = None
-
-
-def _chained(head: bytes, rest: IO[bytes]) -> IO[bytes]:
-    return io.BufferedReader(_Chained(head, rest), 1 << 16)
-
-
-class _Chained(io.RawIOBase):
-    """A stream that begins with bytes already read from it."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        data = data or self._rest.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _parquet_rows(src: str, file: IO[bytes]) -> Iterator[Row]:
-    import pyarrow
-    from pyarrow import parquet
-
-    number = 0
+@contextmanager
+def _member(archive: zipfile.ZipFile, about: zipfile.ZipInfo, where: str) -> Iterator[IO[bytes]]:
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, f"{src}, row {number}", row
-    except pyarrow.ArrowException as error:
-        raise EagleError(f"{src} cannot be read as Parquet ({_one_line(error)})") from None
+        packed = archive.open(about)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # also what needs a password
+        raise EagleError(f"{where} cannot be unpacked ({one_line(error)})") from None
+
+    def more() -> bytes:
+        try:
+            return some(packed)
+        except (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise BrokenOffError("cut_off", f"its zip data are damaged: {one_line(error)}") from None
+
+    with packed:
+        yield stream(more)
 
 
-def _csv_rows(src: str, file: IO[bytes], delimiter: str = ",") -> Iterator[Row]:
-    csv.field_size_limit(sys.maxsize)
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    try:
-        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=1):
-            row.pop(None, None)  # where csv puts what has no column
-            yield number, f"{src}, row {number}", {key: value for key, value in row.items() if value != ""}
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise EagleError(f"{src} cannot be read as CSV in UTF-8 ({_one_line(error)})") from None
+@contextmanager
+def _seekable(file: IO[bytes], whole: IO[bytes], where: str) -> Iterator[IO[bytes]]:
+    """A file to read in any order: `file` from its beginning, or a copy of `whole` where that cannot be."""
+    if file.seekable():
+        file.seek(0)
+        yield file
+        return
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as copy:
+        try:
+            shutil.copyfileobj(whole, copy, CHUNK)
+        except BrokenOffError as error:
+            raise EagleError(f"{where} cannot be read: {error}") from None
+        copy.seek(0)
+        yield cast(IO[bytes], copy)
 
 
-def _tsv_rows(src: str, file: IO[bytes]) -> Iterator[Row]:
-    return _csv_rows(src, file, delimiter="\t")
+def _guessed(head: bytes, where: str) -> _Reader:
+    """How to read a file whose name does not say it."""
+    if head.startswith(_PARQUET):
+        return _READERS[".parquet"]
+    if head.decode("utf-8", "ignore").lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return _READERS[".json"]
+    raise EagleError(f"{where} is no prompt file eagle can read: use {ACCEPTED}")
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+def _refuse_others(head: bytes, where: str) -> None:
+    """Refuses what comes in place of a file that was not really downloaded."""
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if begin.startswith((b"<!doctype html", b"<html")):
+        raise EagleError(f"{where} is a web page: give the address of a file with prompts, {ACCEPTED}")
+    if begin.startswith(b"version https://git-lfs"):
+        raise EagleError(f"{where} only says where Git LFS keeps the file: get it with git lfs pull")
 
 
-_READERS: dict[str, Callable[[str, IO[bytes]], Iterator[Row]]] = {
-    ".jsonl": _jsonl_rows,
-    ".ndjson": _jsonl_rows,
-    ".json": _json_rows,
-    ".parquet": _parquet_rows,
-    ".csv": _csv_rows,
-    ".tsv": _tsv_rows,
-}
-FILE_TYPES = tuple(_READERS)
+def _name(src: str) -> str:
+    return urlsplit(src).path if "://" in src else src
+
+
+def _base(src: str) -> str:
+    return one_line(encodable(_name(src).rstrip("/").rsplit("/", 1)[-1]))
+
+
+def _reader(src: str) -> _Reader | None:
+    name = _name(src).lower()
+    name = next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
+    return next((reader for ending, reader in _READERS.items() if name.endswith(ending)), None)
+
+
+def _is_of_mac(name: str) -> bool:
+    return name.startswith("__MACOSX/") or name.rsplit("/", 1)[-1].startswith("._")

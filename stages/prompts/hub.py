@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from stages.errors import EagleError
-from stages.prompts.files import Row
+from stages.prompts.row import Row
+from stages.prompts.text import one_line
 
 _HUB_ID = re.compile(
     r"(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<config>[\w.,+-]*))?(:(?P<split>[\w.+%\[\]:-]+))?", re.ASCII
 )
 _HUB_URI = "hf://datasets/"
+_TIMEOUT_S = 10.0
 
 
 def hub_id(src: str) -> tuple[str, str | None, str | None] | None:
@@ -33,19 +36,28 @@ def hub_rows(src: str, name: str, config: str | None = None, split: str | None =
     import datasets
 
     try:
+        if not Path(name).is_dir():
+            _look_up(name)
         splits = datasets.load_dataset(name, config, streaming=True)
         chosen = split or ("train" if "train" in splits else next(iter(splits)))
         if chosen not in splits:
             raise EagleError(f"prompts {src}: no split {chosen}, it has {', '.join(map(str, splits))}")
-        for number, row in enumerate(splits[chosen], start=1):
-            yield number, f"{src} [{chosen}], row {number}", row
+        rows = splits[chosen].decode(False)  # of pictures and sounds, which no one looks at
+        for number, row in enumerate(rows, start=1):
+            yield Row(f"{name.rsplit('/', 1)[-1]}:{number}", f"{src} [{chosen}], row {number}", row)
     except EagleError:
         raise
-    except (
-        Exception
-    ) as error:  # the hub client, its transports and the data set's format each raise their own
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # the client, its transports and each format raise their own
         raise EagleError(
             f"prompts {src}: no such file, and not to be had as a Hugging Face data set either "
-            f"({type(error).__name__}: {reason})"
+            f"({type(error).__name__}: {one_line(error)})"
         ) from None
+
+
+def _look_up(name: str) -> None:
+    """Raises what is wrong with an id at once; opening the data set would try again for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if not HF_HUB_OFFLINE:
+        HfApi().dataset_info(name, timeout=_TIMEOUT_S)

@@ -13,12 +13,14 @@ Reason = Literal[
     "unknown_role",
     "tool_messages",
     "malformed_messages",
-    "not_a_prompt",
+    "inside_conversation",
+    "not_utf8",
     "bad_json",
+    "bad_csv",
     "cut_off",
 ]
 """Why a row is no prompt: `not_text` has pictures or other parts, `tool_messages` needs tools that are not
-there, `not_a_prompt` is an answer or a turn without its beginning, `cut_off` is where a file ends too early.
+there, `inside_conversation` is an answer or lacks its beginning, `cut_off` is where a file ends too early.
 """
 
 

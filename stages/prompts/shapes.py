@@ -7,11 +7,24 @@ neither the target's words nor, often, free to train on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from stages.prompts.prompt import Prompt, Reason, Rejected
+from stages.prompts.messages import (
+    USER_ROLES,
+    NoPromptError,
+    Said,
+    is_message,
+    is_null,
+    listed,
+    message_text,
+    read_messages,
+    shown_keys,
+)
+from stages.prompts.prompt import Prompt, Rejected
+from stages.prompts.row import Broken
+from stages.prompts.text import encodable, is_blank, one_line
 
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
 TEXT_FIELDS = ("prompt", "question", "instruction", "text", "query")
@@ -21,26 +34,14 @@ SHAPES = (
     "text, query or chosen"
 )
 TOOL_FIELDS = ("tools", "functions")
-_DETAIL_FIELDS = ("input", "context")  # what Alpaca and Dolly put beside an instruction
+ID_FIELDS = ("id", "conversation_id", "message_tree_id", "message_id")
+DETAIL_FIELDS = ("input", "context")  # what Alpaca and Dolly put beside an instruction
+_FIELDS = {*MESSAGE_FIELDS, *TEXT_FIELDS, *PREFERENCE_FIELDS, *TOOL_FIELDS, *ID_FIELDS, *DETAIL_FIELDS}
+_FIELDS |= {"turns", "data", "system", "category", "license", "role", "parent_id"}
 
-USER_ROLES = frozenset({"user", "human", "prompter"})
-ANSWER_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bot", "model", "ai", "bard", "bing", "chatbot"})
-SYSTEM_ROLES = frozenset({"system", "developer"})
-TOOL_ROLES = frozenset(
-    {"tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call"}
-)
-
-
-class _NoPromptError(Exception):
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-
-
-@dataclass(frozen=True)
-class _Said:
-    system: str
-    turns: tuple[str, ...]
+LONGEST_ID = 200
+_SPLIT_ID = re.compile(r"([0-9A-Za-z]{7})_0*[1-9]\d*", re.ASCII)
+"""ShareGPT files split long conversations: the key of a shared page, and the place of the first message."""
 
 
 def read_row(row: Any, src: str, fallback_id: str, where: str, field: str | None = None) -> Prompt | Rejected:
@@ -48,152 +49,137 @@ def read_row(row: Any, src: str, fallback_id: str, where: str, field: str | None
 
     Args:
         row: what a line of JSON, or a row of a table, holds.
-        fallback_id: the prompt's id when the row has none.
+        fallback_id: the prompt's id when the row has none that can be one.
         where: the place in words.
         field: the only field to look at: a text, a list of turns or messages; by default the known ones.
     """
+    if isinstance(row, Broken):
+        return Rejected(row.reason, where, row.detail)
     try:
+        if isinstance(row, list) and row and is_message(row[0]):
+            row = {"messages": row}
         if not isinstance(row, Mapping):
-            raise _NoPromptError(
+            raise NoPromptError(
                 "not_an_object", f"is {type(row).__name__}, not an object: give it a field {SHAPES}"
             )
+        row = _named(row)
+        own_id = _id(row)
         said = _read_field(row, field) if field else _read(row)
-        turns = tuple(turn for turn in said.turns if turn.strip())
+        turns = tuple(turn for turn in said.turns if not is_blank(turn))
         if not turns:
-            raise _NoPromptError("no_user_text", "has no text from a user")
-    except _NoPromptError as error:
+            raise NoPromptError("no_user_text", "has no text from a user")
+        if "conversations" in row and _is_later_piece(own_id):
+            raise NoPromptError(
+                "inside_conversation",
+                "is a later piece of a conversation that was split",
+            )
+    except NoPromptError as error:
         return Rejected(error.reason, where, error.detail)
-    own_id = next(
-        (row[key] for key in ("id", "conversation_id", "message_tree_id", "message_id") if key in row), ""
-    )
-    named = isinstance(own_id, str | int) and not isinstance(own_id, bool) and own_id != ""
     return Prompt(
-        id=encodable(str(own_id)) if named else fallback_id,
+        id=own_id or fallback_id,
         turns=turns,
         source=src,
         category=_label(row.get("category")),
         license=_label(row.get("license")),
-        system=said.system,
+        system="" if is_blank(said.system) else said.system,
         tools=_tools(row),
     )
 
 
-def _read(row: Mapping[str, Any]) -> _Said:
-    if isinstance(row.get("turns"), list):
-        return _turns(row["turns"], "turns")
-    for field in MESSAGE_FIELDS:
-        if (messages := _listed(row.get(field))) is not None:
-            return _messages(messages, field)
-    if isinstance(data := row.get("data"), list) and data and all(isinstance(text, str) for text in data):
-        return _Said("", tuple(map(encodable, data[::2])))  # UltraChat: user and assistant take turns
+def _named(row: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The row with known fields under their known names, for which `Prompt` and ` question ` stand too."""
+    others = {key: name for key in row if isinstance(key, str) and (name := key.strip().lower()) != key}
+    known = {name: row[key] for key, name in others.items() if name in _FIELDS and name not in row}
+    return {**row, **known} if known else row
+
+
+def _id(row: Mapping[Any, Any]) -> str:
+    """The row's own id; "" without one that is a short text, or a number."""
+    for name in ID_FIELDS:
+        value = row.get(name)
+        if isinstance(value, float) and value.is_integer():  # what tables make of numbers with gaps
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**LONGEST_ID:
+            return str(value)
+        if isinstance(value, str) and len(value) <= LONGEST_ID:
+            text = encodable(value).strip()
+            if text.isprintable() and not is_blank(text):
+                return text
+    return ""
+
+
+def _is_later_piece(own_id: str) -> bool:
+    found = _SPLIT_ID.fullmatch(own_id)
+    if found is None:
+        return False
+    # A key of a page is random; of one kind of character only words and numbers are made.
+    return len({(c.isdigit(), c.isupper()) for c in found[1]}) > 1
+
+
+def _read(row: Mapping[str, Any]) -> Said:
+    empty = False
+    for field in ("turns", *MESSAGE_FIELDS):
+        items = listed(row.get(field))
+        if items:
+            return _read_turns(items, field)
+        empty = empty or items is not None
+    if isinstance(data := row.get("data"), list) and data:
+        if is_message(data[0]):
+            return read_messages(data, "data")
+        if all(isinstance(text, str) for text in data):
+            return Said("", tuple(map(encodable, data[::2])))  # UltraChat: user and assistant take turns
     if "role" in row and "parent_id" in row:
         return _tree_message(row)
     for field in TEXT_FIELDS:
         value = row.get(field)
         if isinstance(value, Mapping) and "text" in value:
-            return _Said("", tuple(_tree_turns(value)))
+            return Said("", tuple(_tree_turns(value)))
         if isinstance(value, str) and field == "instruction":
-            return _Said(_label(row.get("system")), (_instruction(value, row),))
+            return Said(_text(row.get("system")), (_instruction(value, row),))
         if isinstance(value, str | list):
             said = _read_field(row, field)
-            return said if said.system else _Said(_label(row.get("system")), said.turns)
+            return said if said.system else Said(_text(row.get("system")), said.turns)
     for field in PREFERENCE_FIELDS:
-        if (messages := _listed(row.get(field))) is not None:
-            return _messages(messages, field)
-    keys = ", ".join(map(str, row)) or "none"
-    raise _NoPromptError("no_prompt_field", f"is no prompt, its keys are: {keys}; eagle reads {SHAPES}")
+        if (messages := listed(row.get(field))) is not None:
+            return read_messages(messages, field)
+    if empty:
+        return Said("", ())
+    keys = shown_keys(row)
+    raise NoPromptError("no_prompt_field", f"is no prompt, its keys are: {keys}; eagle reads {SHAPES}")
 
 
-def _read_field(row: Mapping[str, Any], field: str) -> _Said:
+def _read_field(row: Mapping[str, Any], field: str) -> Said:
     """A field that holds a text, turns as strings, or messages."""
     value = row.get(field)
-    if value is None:
-        keys = ", ".join(map(str, row)) or "none"
-        raise _NoPromptError("no_prompt_field", f"has no {field}, its keys are: {keys}")
-    if (listed := _listed(value)) is not None:
-        return _turns(listed, field)
+    if is_null(value):
+        raise NoPromptError("no_prompt_field", f"has no {one_line(field)}, its keys are: {shown_keys(row)}")
+    items = listed(value)
+    if items is not None and (not isinstance(value, str) or (items and is_message(items[0]))):
+        return _read_turns(items, field)
     if isinstance(value, str):
-        return _Said("", (encodable(value),))
+        return Said("", (encodable(value),))
     if isinstance(value, Mapping) and "text" in value:
-        return _Said("", tuple(_tree_turns(value)))
-    raise _NoPromptError("not_text", f"has {type(value).__name__} as {field}; eagle reads text only")
+        return Said("", tuple(_tree_turns(value)))
+    raise NoPromptError("not_text", f"has {type(value).__name__} as {one_line(field)}; eagle reads text only")
 
 
-def _listed(value: Any) -> list[Any] | None:
-    """A list, also one that a table column holds as JSON text; None for anything else."""
-    if isinstance(value, list):
-        return value
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-        return parsed if isinstance(parsed, list) else None
-    return None
-
-
-def _turns(turns: list[Any], field: str) -> _Said:
-    if all(isinstance(turn, str) or turn is None for turn in turns):
-        return _Said("", tuple(encodable(turn) for turn in turns if turn is not None))
-    return _messages(turns, field)
-
-
-def _messages(messages: list[Any], field: str) -> _Said:
-    system, turns = "", []
-    for place, message in enumerate(messages, start=1):
-        if message is None:
-            continue
-        if not isinstance(message, Mapping):
-            raise _NoPromptError(
-                "malformed_messages",
-                f"{field}: message {place} is {type(message).__name__}, not role and content",
-            )
-        role = next((message[key] for key in ("role", "from") if message.get(key) is not None), None)
-        if not isinstance(role, str):
-            keys = ", ".join(map(str, message)) or "none"
-            raise _NoPromptError(
-                "malformed_messages", f"{field}: message {place} has no role or from, its keys are: {keys}"
-            )
-        kind = role.strip().lower()
-        if kind in USER_ROLES:
-            turns.append(_text(message, field, place))
-        elif kind in SYSTEM_ROLES:
-            # One in the middle was meant for the answers that follow it, which are not taken.
-            system = system or ("" if turns else _text(message, field, place))
-        elif kind in TOOL_ROLES or message.get("tool_calls"):
-            raise _NoPromptError("tool_messages", f"{field}: message {place} is a tool's")
-        elif kind not in ANSWER_ROLES:
-            raise _NoPromptError(
-                "unknown_role", f"{field}: message {place} has the unknown role {role[:40]!r}"
-            )
-    return _Said(system, tuple(turns))
-
-
-def _text(message: Mapping[str, Any], field: str, place: int) -> str:
-    """The text of a message, of a list of parts too if all of them are text."""
-    content = next((message[key] for key in ("content", "value", "text") if message.get(key) is not None), "")
-    if isinstance(content, str):
-        return encodable(content)
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return encodable("\n".join(texts))
-    raise _NoPromptError(
-        "not_text", f"{field}: the content of message {place} is not text alone; eagle reads text only"
-    )
+def _read_turns(turns: list[Any], field: str) -> Said:
+    if all(isinstance(turn, str) or is_null(turn) for turn in turns):
+        return Said("", tuple(encodable(turn) for turn in turns if not is_null(turn)))
+    return read_messages(turns, field)
 
 
 def _instruction(text: str, row: Mapping[str, Any]) -> str:
-    details = next((row[key] for key in _DETAIL_FIELDS if isinstance(row.get(key), str)), "")
-    return encodable(f"{text}\n\n{details}" if details.strip() else text)
+    details = next((row[key] for key in DETAIL_FIELDS if isinstance(row.get(key), str)), "")
+    return encodable("\n\n".join(part for part in (text, details) if not is_blank(part)))
 
 
-def _tree_message(row: Mapping[str, Any]) -> _Said:
+def _tree_message(row: Mapping[str, Any]) -> Said:
     """A message of an OASST tree that is listed flat: only one that opens a conversation stands alone."""
-    if str(row["role"]).lower() not in USER_ROLES or row["parent_id"]:
-        raise _NoPromptError("not_a_prompt", "is a message from inside a conversation")
-    return _Said("", (_text(row, "text", 1),))
+    opens = is_null(row["parent_id"]) or row["parent_id"] == ""
+    if not opens or str(row["role"]).lower() not in USER_ROLES:
+        raise NoPromptError("inside_conversation", "is a message from inside a conversation")
+    return Said("", (message_text(row, "text", 1),))
 
 
 def _tree_turns(node: Mapping[str, Any]) -> Iterable[str]:
@@ -203,7 +189,7 @@ def _tree_turns(node: Mapping[str, Any]) -> Iterable[str]:
         text = current.get("text")
         if str(current.get("role", "prompter")).lower() in USER_ROLES:
             if not isinstance(text, str):
-                raise _NoPromptError("not_text", "has a message without text in its tree")
+                raise NoPromptError("not_text", "has a message without text in its tree")
             yield encodable(text)
         replies = current.get("replies")
         current = (
@@ -214,16 +200,28 @@ def _tree_turns(node: Mapping[str, Any]) -> Iterable[str]:
 def _tools(row: Mapping[str, Any]) -> str:
     """The functions that a row offers to the model, as JSON; "" for none, and for what is no list of them."""
     for field in TOOL_FIELDS:
-        listed = _listed(row.get(field))
-        if listed and all(isinstance(tool, Mapping) for tool in listed):
-            return json.dumps(listed, sort_keys=True)
+        tools = [_parsed(tool) for tool in _parsed(row.get(field), list) or []]
+        if tools and all(isinstance(tool, Mapping) for tool in tools):
+            try:
+                return encodable(json.dumps(tools, sort_keys=True, ensure_ascii=False, default=str))
+            except (TypeError, ValueError, RecursionError):
+                return ""
     return ""
 
 
-def _label(value: Any) -> str:
+def _parsed(value: Any, kind: type = Mapping) -> Any:
+    """A value of a kind, be it written as JSON; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, kind) else None
+
+
+def _text(value: Any) -> str:
     return encodable(value) if isinstance(value, str) else ""
 
 
-def encodable(text: str) -> str:
-    """`text` with lone surrogates (half of an emoji cut in two by a JSON escape) replaced: UTF-8 has none."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def _label(value: Any) -> str:
+    return one_line(encodable(value)) if isinstance(value, str) else ""

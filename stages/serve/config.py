@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from stages.config import ModelConfig
+from stages.config import ArtifactReaderConfig, ChatTemplateConfig, ModelConfig
 
 
-class ServeConfig(ModelConfig):
+class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
     """Configuration of the server: which models, where to listen, how many may wait.
 
     Serving writes nothing, so unlike its siblings this stage has no output and no `overwrite`.

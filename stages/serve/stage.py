@@ -43,7 +43,13 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
             f"loading {config.target}" + (f" with {config.head}" if config.head else ", without a draft head")
         )
         model = EagleModel.from_pretrained(
-            config.target, config.head, device=config.device, dtype=config.dtype, tree=config.tree
+            config.target,
+            config.head,
+            device=config.device,
+            dtype=config.dtype,
+            tree=config.tree,
+            chat_template=config.chat_template,
+            verify=config.verify,
         )
         served = ServedModel.of(model.target, config.served_model_name)
         if ignored := served.unsupported_defaults():

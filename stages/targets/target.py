@@ -23,6 +23,9 @@ from stages.targets.taps import eagle3_feature_layers
 _MULTIPLYING = {"hyperclovax"}
 """Families that multiply by `logits_scaling`; Granite divides."""
 
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
+"""A warning of transformers' tokenizers."""
+
 _UNBOUNDED = 1 << 20
 """Context in tokens of targets that know no positions."""
 
@@ -117,6 +120,8 @@ class Target:
             )
         import jinja2
 
+        # The model is not run on what is too long, and whoever asks sees how long it is.
+        self.tokenizer.deprecation_warnings[_TOO_LONG] = True
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
@@ -125,11 +130,15 @@ class Target:
                 tokenize=True,
                 return_dict=False,
             )
-        except (
+        except (  # templates also fail on what they expect
             jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
             TypeError,
             ValueError,
-        ) as error:  # templates also fail on what they expect
+        ) as error:
             reason = " ".join(str(error).split())[:200]
             raise TemplateRefusalError(
                 f"the chat template of {self.name} refuses the messages: {reason}"

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.config import ArtifactReaderConfig, Bytes, CommonConfig
+from stages.config import ArtifactReaderConfig, Bytes, ChatTemplateConfig, CommonConfig
 from stages.features.config import FeatureSettings
 
-_ON_THE_FLY = ("conversations", "target", "target_dtype", *FeatureSettings.model_fields)
+_ON_THE_FLY = ("conversations", "target", "chat_template", "target_dtype", *FeatureSettings.model_fields)
 
 
-class TrainConfig(FeatureSettings, ArtifactReaderConfig, CommonConfig):
+class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     """Settings of the train stage; the defaults suit a small target and some 100,000 response tokens."""
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {

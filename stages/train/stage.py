@@ -21,6 +21,7 @@ from stages.features.source import FeatureSource, OfflineFeatures
 from stages.heads import head_files
 from stages.progress import Reporter
 from stages.targets import load_target
+from stages.targets.chat_template import with_chat_template
 from stages.train.checkpoint import CHECKPOINT, Checkpoint, Progress, SaveClock, save_checkpoint
 from stages.train.config import TrainConfig
 from stages.train.data import TrainingPlan, hold_out, most_held_out, plan_training
@@ -85,6 +86,7 @@ def open_features(config: TrainConfig, report: Reporter) -> FeatureSource:
     assert config.target is not None
     conversations = open_artifact(config.conversations, "conversations", config.verify)
     target = load_target(config.target, config.device, config.target_dtype, decodes=False)
+    with_chat_template(target, config.chat_template)
     return OnlineFeatures(conversations, target, config, report)
 
 

@@ -16,7 +16,7 @@ from stages.errors import EagleError
 from stages.features.layout import FeatureRow
 from stages.features.source import FeatureSource
 from stages.heads import Eagle3Config, Eagle3Head, init_from_target
-from stages.targets import choose_device, logit_scale
+from stages.targets import choose_device, logit_scale, logit_softcap
 from stages.train.batch import TttBatch, collate
 from stages.train.config import TrainConfig
 from stages.train.loss import StepLosses, TargetLogits, soft_cross_entropy
@@ -127,7 +127,7 @@ def make_training(
         weight=weights["lm_head.weight"][vocabulary.ids].to(device, dtype),
         bias=None if bias is None else bias[vocabulary.ids].to(device, dtype),
         scale=logit_scale(SimpleNamespace(**target_config)),
-        softcap=target_config.get("final_logit_softcapping"),
+        softcap=logit_softcap(SimpleNamespace(**target_config)),
     )
     recipe = Recipe(total_steps, config.lr, config.warmup, config.ttt_steps, config.ttt_decay)
     return Training(head, output, recipe, dtype)

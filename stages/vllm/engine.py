@@ -96,6 +96,7 @@ class Vllm:
             self._llm = llm_class(
                 model=source.path,
                 skip_tokenizer_init=True,
+                use_tqdm_on_load=False,
                 generation_config="vllm",
                 dtype=str(target.dtype).removeprefix("torch."),
                 max_model_len=max_length,

@@ -1,7 +1,7 @@
 """Kills runs that write a local artifact with SIGKILL, at each system call that changes it, and reruns them.
 
-Run as a program with a folder to work in, it prints as JSON how many kills each scenario took. It is a
-process of its own so that it can fork a child for each kill without threads in the way.
+Run as a program with a folder to work in and what is there when a run starts, it prints how many kills it
+took. It is a process of its own so that it can fork a child for each kill without threads in the way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from stages.artifacts import ArtifactWriter, merge_parts
@@ -43,6 +44,10 @@ def make(uri: str, scratch: Path, *, seed: int = 0, overwrite: bool = False, fin
             writer.finish({"rows": 3}, drop=["scratch.bin"])
 
 
+def make_nothing(uri: str) -> None:
+    pass
+
+
 def make_part(uri: str, number: int, *, seed: int = 0, overwrite: bool = False) -> None:
     """A part of two, of one shard and one file."""
     with ArtifactWriter.open(
@@ -59,10 +64,25 @@ def merge(uri: str, *, seed: int = 0) -> None:
     merge_parts(uri, "features", {"seed": seed}, [], None, 2, lambda counts: {"rows": len(counts)})
 
 
-def make_merged(uri: str, *, seed: int = 0) -> None:
+def make_parts(uri: str, *, seed: int = 0) -> None:
     for number in range(2):
         make_part(uri, number, seed=seed)
+
+
+def make_merged(uri: str, *, seed: int = 0) -> None:
+    make_parts(uri, seed=seed)
     merge(uri, seed=seed)
+
+
+def make_parts_again(uri: str, before: dict[str, bytes]) -> None:
+    """The killed command for part 0 again, with --overwrite only if nothing has changed; then the rest."""
+    try:
+        make_part(uri, 0)
+    except EagleError:
+        assert {name: contents(uri).get(name) for name in before} == before
+        make_part(uri, 0, overwrite=True)
+    make_part(uri, 1)
+    merge(uri)
 
 
 def contents(uri: str, *, without_created: bool = False) -> dict[str, bytes]:
@@ -88,54 +108,27 @@ def make_again(uri: str, scratch: Path, before: dict[str, bytes]) -> None:
         make(uri, scratch, overwrite=True)
 
 
-def main(folder: Path) -> dict[str, int]:
+def main(folder: Path, start: str) -> int:
+    """Kills what begins with `start` there; how many kills it took."""
     os.fsync = lambda descriptor: None  # a killed process loses nothing that the system has
-    make(str(folder / "whole"), folder)
-    whole = contents(str(folder / "whole"), without_created=True)
-    make_merged(str(folder / "merged"))
-    merged = contents(str(folder / "merged"), without_created=True)
-
-    def begin(uri: str, seed: int, finish: bool) -> None:
-        make(uri, folder, seed=seed, finish=finish)
-
-    def work(uri: str) -> None:
-        make(uri, folder, overwrite="empty" not in uri)
-
-    def begin_parts(uri: str) -> None:
-        for number in range(2):
-            make_part(uri, number)
-
-    def replace_part(uri: str) -> None:
-        make_part(uri, 0, overwrite=True)
-
-    def go_on_with_parts(uri: str, before: dict[str, bytes]) -> None:
-        try:
-            make_part(uri, 0)
-        except EagleError:
-            assert {name: contents(uri).get(name) for name in before} == before
-            make_part(uri, 0, overwrite=True)
-        make_part(uri, 1)
-        merge(uri)
-
-    def again(uri: str, before: dict[str, bytes]) -> None:
-        make_again(uri, folder, before)
-
-    def places(name: str) -> Iterator[str]:
-        return (str(folder / f"{name}-{number}") for number in itertools.count(1))
-
-    return {
-        "empty": kill_everywhere(places("empty"), lambda uri: None, work, again, whole),
-        "finished": kill_everywhere(places("finished"), lambda uri: begin(uri, 1, True), work, again, whole),
-        "unfinished": kill_everywhere(
-            places("unfinished"), lambda uri: begin(uri, 1, False), work, again, whole
-        ),
-        "merging": kill_everywhere(
-            places("merging"), begin_parts, merge, lambda uri, before: merge(uri), merged
-        ),
-        "replacing parts": kill_everywhere(
-            places("parts"), lambda uri: make_merged(uri, seed=1), replace_part, go_on_with_parts, merged
-        ),
-    }
+    uris = (str(folder / str(number)) for number in itertools.count())
+    whole = next(uris)
+    if start in ("merging", "replacing parts"):
+        make_merged(whole)
+    else:
+        make(whole, folder)
+    wanted = contents(whole, without_created=True)
+    match start:
+        case "merging":
+            return kill_everywhere(uris, make_parts, merge, lambda uri, before: merge(uri), wanted)
+        case "replacing parts":
+            begin, work = partial(make_merged, seed=1), partial(make_part, number=0, overwrite=True)
+            return kill_everywhere(uris, begin, work, make_parts_again, wanted)
+    begin = partial(make, scratch=folder, seed=1, finish=start == "finished")
+    if start == "empty":
+        begin = make_nothing
+    work = partial(make, scratch=folder, overwrite=start != "empty")
+    return kill_everywhere(uris, begin, work, lambda uri, before: make_again(uri, folder, before), wanted)
 
 
 def kill_everywhere(
@@ -195,4 +188,4 @@ def _kill_at(number: int, uri: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))
+    sys.stdout.write(str(main(Path(sys.argv[1]), sys.argv[2])))

@@ -204,7 +204,8 @@ def test_a_writer_shows_life_until_it_is_left_or_forgotten(
 def holder(folder: Folder) -> claims.Claim | None:
     run = read_run(folder)
     assert run is not None
-    return claims.holder(folder, run.generation)
+    last = claims.last_claim(folder, run.generation)
+    return claims.parse_claim(last[1]) if last else None
 
 
 def beating() -> set[threading.Thread]:

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stages.artifacts import ArtifactWriter, open_artifact
 from stages.artifacts.conversations import (
     Conversation,
     conversations_schema,
@@ -13,7 +14,6 @@ from stages.artifacts.conversations import (
     shard_name,
     write_conversations,
 )
-from stages.artifacts.store import ArtifactWriter, open_artifact
 from stages.errors import EagleError
 
 ROW = Conversation(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +121,7 @@ async def _no_sleep(seconds: float) -> None:
     [
         (ConnectionResetError(), True),
         (TimeoutError(), True),
+        (OSError(errno.EBUSY, "Please reduce your request rate."), True),
         (PermissionError(), False),
         (FileExistsError(), False),
         (OSError(28, "No space left on device"), False),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stages.artifacts import (
     ArtifactWriter,
     Kind,
     Parent,
+    Shard,
     TargetFingerprint,
     artifact_state,
     cache_folder,
@@ -178,6 +180,86 @@ def test_changed_content_is_refused_on_reading(place: str) -> None:
         assert not list((cache_folder() / "artifacts/files").iterdir())
 
 
+def many(uri: str) -> Artifact:
+    with ArtifactWriter.open(uri, "features", CONFIG) as writer:
+        for number in range(40):
+            writer.add_shard(f"{number}.bin", b"shard %d" % number, rows=1)
+        writer.add_file("config.json", b"{}")
+        writer.finish({})
+    return open_artifact(uri, "features")
+
+
+def flip(uri: str, shard: Shard) -> None:
+    put(uri, shard.path, b"X" * shard.bytes)
+
+
+def refused(artifact: Artifact) -> list[str]:
+    """The shards that are refused when all are read, in whichever way."""
+    lines = {}
+    for shard in artifact.manifest.shards:
+        for read in (artifact.read, artifact.local):
+            try:
+                read(shard.path)
+            except EagleError as error:
+                lines[shard.path] = str(error)
+    assert all("does not match its digest" in line for line in lines.values())
+    return sorted(lines)
+
+
+def test_how_much_is_compared_is_chosen_on_opening(place: str) -> None:
+    shards = many(place).manifest.shards
+    for shard in shards:
+        flip(place, shard)
+    assert refused(open_artifact(place, "features")) == sorted(shard.path for shard in shards)
+    sampled = refused(open_artifact(place, "features", "sample"))
+    assert len(sampled) in (2, 3)  # one in 16 of 41 files, one of which may be the file beside the shards
+    assert refused(open_artifact(place, "features", "sample")) == sampled
+    assert refused(open_artifact(place, "features", "off")) == []
+
+
+def test_a_sample_is_at_least_one_file(place: str) -> None:
+    finished(place)
+    put(place, PART, b"X" * 10)
+    put(place, "target/config.json", b"XX")
+    artifact = open_artifact(place, "features", "sample")
+    wrong = 0
+    for path in (PART, "target/config.json"):
+        with suppress(EagleError):
+            artifact.read(path)
+            continue
+        wrong += 1
+    assert wrong == 1
+
+
+def test_every_fault_is_found_by_reading_everything(place: str) -> None:
+    shards = many(place).manifest.shards
+    flip(place, shards[3])
+    artifact = open_artifact(place, None, "off")
+    put(place, shards[5].path, b"x")
+    open_folder(place).remove(shards[7].path)
+    found = list(artifact.verify_all())
+    assert [entry for entry, _ in found] == [*shards, *artifact.manifest.files]
+    wrong = {entry.path: error for entry, error in found if error}
+    assert list(wrong) == [shards[number].path for number in (3, 5, 7)]
+    for error, says in zip(wrong.values(), ["does not match", "is truncated", "is missing"], strict=True):
+        assert says in error
+
+
+def test_any_kind_is_opened_where_any_will_do(place: str) -> None:
+    assert "is not an artifact, it has no manifest.json: check the path" in refusal(
+        lambda: open_artifact(place, None)
+    )
+    finished(place, "head")
+    assert open_artifact(place, None).manifest.kind == "head"
+
+
+def test_an_older_schema_is_read(place: str) -> None:
+    finished(place)
+    manifest = json.loads(contents(place)["manifest.json"]) | {"schema_version": 1}
+    put(place, "manifest.json", json.dumps(manifest).encode())
+    assert open_artifact(place, "features").read(PART) == b"0123456789"
+
+
 def test_a_file_that_the_manifest_lacks_is_refused(place: str) -> None:
     artifact = finished(place)
     assert "has no file nosuch" in refusal(lambda: artifact.read("nosuch"))
@@ -286,6 +368,31 @@ def test_a_file_is_no_place_for_an_artifact(place: str) -> None:
     assert "is a file" in refusal(lambda: ArtifactWriter.open(join(place, "file"), "features", {}))
 
 
+def old_unfinished(uri: str) -> None:
+    """What an eagle without claims left when it was stopped."""
+    entry = {"path": "old.bin", "rows": 1, "bytes": 3, "sha256": "a" * 64}
+    run = {"kind": "features", "schema_version": 1, "config": {"seed": 0}, "parents": [], "target": None}
+    put(uri, "_run.json", json.dumps(run | {"process": None, "clearing": None}).encode())
+    put(uri, "_records/0.json", json.dumps({"shard": entry, "note": {}}).encode())
+    files = {"files": [entry | {"path": "deep/old.json"}], "pending": entry | {"path": "pending.json"}}
+    put(uri, "_records/files.json", json.dumps(files).encode())
+    for name in ("old.bin", "deep/old.json", "pending.json"):
+        put(uri, name, b"old")
+
+
+def test_an_unfinished_artifact_of_an_older_eagle_is_refused_and_replaced(place: str) -> None:
+    old_unfinished(place)
+    before = contents(place)
+    assert artifact_state(place) == "partial"
+    assert "unfinished features artifact" in refusal(lambda: open_artifact(place, "features"))
+    line = refusal(lambda: ArtifactWriter.open(place, "features", CONFIG))
+    assert f"{place} was begun by another version of eagle: use --overwrite" in line
+    assert contents(place) == before
+    with ArtifactWriter.open(place, "features", CONFIG, overwrite=True) as writer:
+        writer.finish({})
+    assert set(contents(place)) == {"manifest.json"}
+
+
 # Interruption
 
 
@@ -324,22 +431,18 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it, so nothing of the writer runs after it."""
 
 
-def kill_at_change(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> None:
-    """Makes the memory store's change of that number the last one, carried out (`after`) or not."""
+def kill_at_change(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Makes the memory store carry out no change from that number on."""
     fs, _ = filesystem("memory://")
     count = 0
 
     def counted(change: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> None:
+        def call(*args: object, **kwargs: object) -> object:
             nonlocal count
             count += 1
-            if count > number or (count == number and not after):
+            if count >= number:
                 raise Killed
-            try:
-                change(*args, **kwargs)
-            finally:
-                if count == number:
-                    raise Killed
+            return change(*args, **kwargs)
 
         return call
 
@@ -348,9 +451,8 @@ def kill_at_change(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) ->
 
 
 @pytest.mark.parametrize("start", ["empty", "finished", "unfinished"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_an_object_store_run_killed_at_any_change_completes_to_the_same_bytes(
-    start: str, after: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_an_object_store_run_killed_before_any_change_completes_to_the_same_bytes(
+    start: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EAGLE_CACHE", str(tmp_path / "cache"))
     make("memory://whole", tmp_path)
@@ -358,12 +460,12 @@ def test_an_object_store_run_killed_at_any_change_completes_to_the_same_bytes(
     kill_at, killed = 0, True
     while killed:
         kill_at += 1
-        uri = f"memory://killed-{start}-{after}-{kill_at}"
+        uri = f"memory://killed-{start}-{kill_at}"
         if start != "empty":
             make(uri, tmp_path, seed=1, finish=start == "finished")
         before = contents(uri)
         with monkeypatch.context() as patch:
-            kill_at_change(patch, kill_at, after)
+            kill_at_change(patch, kill_at)
             try:
                 make(uri, tmp_path, overwrite=start != "empty")
                 killed = False
@@ -371,12 +473,24 @@ def test_an_object_store_run_killed_at_any_change_completes_to_the_same_bytes(
                 pass
         make_again(uri, tmp_path, before)
         assert contents(uri, without_created=True) == whole
-    assert kill_at > 15
+    assert kill_at > 25
 
 
-def test_a_local_run_killed_by_sigkill_at_any_system_call_completes_to_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "empty",
+        "merging",
+        "replacing parts",
+        pytest.param("finished", marks=pytest.mark.slow),
+        pytest.param("unfinished", marks=pytest.mark.slow),
+    ],
+)
+def test_a_local_run_killed_by_sigkill_at_any_system_call_completes_to_the_same_bytes(
+    start: str, tmp_path: Path
+) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.artifacts.interruption", str(tmp_path)],
+        [sys.executable, "-m", "tests.artifacts.interruption", str(tmp_path), start],
         capture_output=True,
         text=True,
         check=False,
@@ -384,8 +498,7 @@ def test_a_local_run_killed_by_sigkill_at_any_system_call_completes_to_the_same_
         cwd=Path(__file__).parents[2],
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    kills = json.loads(run.stdout)
-    assert min(kills.values()) > 25, kills
+    assert int(run.stdout) > 25
 
 
 def test_a_full_disk_says_so_and_a_rerun_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

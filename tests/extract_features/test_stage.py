@@ -519,6 +519,16 @@ def test_features_as_input_are_refused(target: Path, source: str, tmp_path: Path
     assert "is a features artifact where conversations is needed" in message
 
 
+def test_conversations_that_have_changed_are_refused_unless_nobody_looks(
+    target: Path, tmp_path: Path
+) -> None:
+    source = conversations(tmp_path / "c", target, MASKS[:3])
+    (shard,) = (tmp_path / "c").glob("*.parquet")
+    shard.write_bytes(shard.read_bytes().replace(b"parquet-cpp-arrow", b"parquet-cpp-arroW"))
+    assert "does not match its digest" in refusal(target, source, tmp_path / "f")
+    assert extract(target, source, tmp_path / "f", verify="off").rows == 2
+
+
 def test_a_disk_with_too_little_room_is_refused_before_anything_runs(
     target: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

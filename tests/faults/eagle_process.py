@@ -33,6 +33,7 @@ _IMPORTED_BEFOREHAND = (
     "gcsfs.core",
     "google.auth.compute_engine",
     "pandas",
+    "presidio_analyzer",
     "pyarrow.dataset",
     "stages.bench.stage",
     "stages.decoding",

@@ -88,8 +88,8 @@ class Place:
     def output(self) -> str:
         return f"{self.root}/output"
 
-    def start(self, stage: str, *, host: str = "", **inputs: str) -> EagleProcess:
-        arguments = self.runs.arguments(stage, self.output, **inputs)
+    def start(self, stage: str, *flags: str, host: str = "", **inputs: str) -> EagleProcess:
+        arguments = [*self.runs.arguments(stage, self.output, **inputs), *flags]
         return self.runs.eagle.start(*arguments, env=self.env, host=host)
 
     def copy(self, artifact: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.proxy import Hold, to
-from tests.faults.runs import STAGES, Place, wait_until
+from tests.faults.proxy import Hold, since, to
+from tests.faults.runs import STAGES, Place, comparable, wait_until
 
 KILLED = -9
 
@@ -68,6 +68,32 @@ def test_a_run_killed_again_and_again_gets_to_its_end(place: Place) -> None:
     place.is_whole("gen-data")
 
 
+def test_training_that_is_killed_ends_with_the_head_of_one_that_was_not(gcs: Place) -> None:
+    flags = ("--epochs", "40", "--checkpoint-seconds", "0")
+    features = gcs.copy(gcs.runs.features)
+    undisturbed = replace(gcs, root=f"{gcs.root}/undisturbed")
+    ended = undisturbed.start("train", *flags, features=features).wait()
+    assert ended.code == 0, ended.err
+    for name, after, late in [
+        ("/checkpoint", 0, True),
+        ("/checkpoint", 1, False),
+        ("/checkpoint", 0, True),
+        ("/model.", 0, False),
+    ]:
+        gcs.proxy.heal()
+        hold = Hold(late=late)
+        gcs.proxy.fault(hold, to("upload", f"/output{name}"), after=after)
+        run = gcs.start("train", *flags, features=features)
+        wait_until(hold.reached.is_set, run)
+        run.kill()
+    ended = gcs.start("train", *flags, features=features).wait()
+    assert ended.code == 0, ended.err
+    found, whole = gcs.contents(), undisturbed.contents()
+    assert found.keys() == whole.keys()
+    for name in ("model.safetensors", "config.json"):
+        assert found[name] == whole[name]
+
+
 WRITES = ["/claim.json", "/state.json", "conversations-00001", "/shard-1.json", "manifest.json"]
 
 
@@ -106,3 +132,32 @@ def test_an_upload_that_arrives_after_its_run_was_killed_and_replaced_does_no_ha
     ended = again.wait()
     assert ended.code == 0, ended.err
     gcs.is_whole("gen-data")
+
+
+def test_a_job_array_whose_jobs_are_killed_makes_what_one_without_kills_makes(gcs: Place) -> None:
+    part = [("--num-shards", "2", "--shard-index", index) for index in "01"]
+    join = ("--num-shards", "2")
+    undisturbed = replace(gcs, root=f"{gcs.root}/undisturbed")
+    for flags in (*part, join):
+        ended = undisturbed.start("gen-data", *flags).wait()
+        assert ended.code == 0, ended.err
+
+    hold = Hold(late=True)
+    gcs.proxy.fault(hold, to("upload", "/output/part-00001-of-00002/conversations-00001"))
+    jobs = [gcs.start("gen-data", *flags) for flags in part]
+    assert hold.reached.wait(60), jobs[1].err()
+    jobs[1].kill()
+    assert jobs[0].wait().code == 0
+    assert "--shard-index 1" in gcs.start("gen-data", *join).wait().error
+    hold.let_go()
+    assert gcs.start("gen-data", *part[1]).wait().code == 0
+
+    for after in (0, 1):
+        held = Hold(late=False)
+        gcs.proxy.fault(held, since(to("upload", "/output/manifest.json")), after=after)
+        joining = gcs.start("gen-data", *join)
+        assert held.reached.wait(60), joining.err()
+        joining.kill()
+    ended = gcs.start("gen-data", *join).wait()
+    assert ended.code == 0, ended.err
+    assert comparable(gcs.contents()) == comparable(undisturbed.contents())

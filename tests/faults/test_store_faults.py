@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from datetime import timedelta
 
 import pytest
 
+from stages.artifacts import ArtifactWriter
 from tests.faults.proxy import (
     Answer,
     Deed,
+    Hold,
     Match,
     Request,
     Send,
@@ -29,6 +32,7 @@ from tests.faults.proxy import (
 )
 from tests.faults.runs import Place, comparable, wait_until
 
+SLOWER = [breaks_before, answers(503), answers(410)]
 FEW: dict[str, list[tuple[Deed, Match]]] = {
     "the store is busy": [
         (answers(503), to("upload", "output/features-00001")),
@@ -63,10 +67,40 @@ def test_an_exclusive_upload_whose_answer_is_lost_is_still_ones_own(gcs: Place) 
     gcs.is_whole("gen-data")
 
 
+@pytest.mark.parametrize(
+    "deed", [breaks_within, breaks_after, *(pytest.param(deed, marks=pytest.mark.slow) for deed in SLOWER)]
+)
+def test_an_upload_in_parts_survives_what_happens_to_one_of_them(
+    gcs: Place, deed: Deed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in gcs.env.items():
+        monkeypatch.setenv(name, value)
+    data = os.urandom(1 << 20) * 53  # gcsfs sends 50 MB at a time
+    fault = gcs.proxy.fault(deed, to("part"), after=1)
+    with ArtifactWriter.open(gcs.output, "features", {}) as writer:
+        shard = writer.add_shard("a.bin", data, rows=1)
+        writer.finish({})
+    assert fault.done == 1
+    stored = gcs.contents()
+    assert stored.pop(shard.path) == data
+    assert stored.keys() == {"manifest.json"}
+    gcs.server.remove("bucket", f"{gcs.output}/{shard.path}".removeprefix("gs://bucket/"))  # 53 MB of memory
+
+
+@pytest.mark.slow
+def test_a_request_that_is_never_answered_is_sent_again(gcs: Place) -> None:
+    forgotten = gcs.proxy.fault(Hold(late=False), to("upload", "conversations-00001"))
+    ended = gcs.start("gen-data").wait(200)
+    assert forgotten.done == 1
+    assert ended.code == 0, ended.err
+    gcs.is_whole("gen-data")
+
+
 @pytest.mark.slow
 def test_a_store_that_stays_busy_is_one_line_and_the_same_command_continues(gcs: Place) -> None:
+    gcs.env["EAGLE_RETRY_S"] = "1"  # besides the half minute for which gcsfs tries by itself
     gcs.proxy.fault(answers(503), to("upload"), after=12, times=None)
-    ended = gcs.start("extract-features").wait(180)
+    ended = gcs.start("extract-features").wait(240)
     assert gcs.output in ended.error
     assert "503" in ended.error
     gcs.proxy.heal()
@@ -77,9 +111,9 @@ def test_a_store_that_stays_busy_is_one_line_and_the_same_command_continues(gcs:
 @pytest.mark.slow
 def test_a_network_that_goes_away_in_mid_run_is_one_line_and_the_same_command_continues(gcs: Place) -> None:
     with running_proxy(gcs.server.url) as own:
-        gcs.env["STORAGE_EMULATOR_HOST"] = own.url
+        gcs.env.update(STORAGE_EMULATOR_HOST=own.url, EAGLE_RETRY_S="1")
         own.fault(breaks_before, after=20, times=None)
-        ended = gcs.start("extract-features").wait(180)
+        ended = gcs.start("extract-features").wait(240)
         assert gcs.output in ended.error
     refused = gcs.start("extract-features").wait(60)  # nothing listens there now
     assert gcs.output in refused.error

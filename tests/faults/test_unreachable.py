@@ -16,6 +16,7 @@ from tests.faults.proxy import answers, silent_port
 from tests.faults.runs import Place
 
 SAID_WITHIN_S = 10
+SLOW_MACHINE_S = 5
 
 
 def test_what_does_not_answer_is_given_up_within_ten_seconds_by_every_stage(
@@ -46,7 +47,7 @@ def test_what_does_not_answer_is_given_up_within_ten_seconds_by_every_stage(
         ended = [run.wait() for run, _ in runs]
     for one, (_, says) in zip(ended, runs, strict=True):
         assert says in one.error
-        assert one.seconds - ended[0].seconds < SAID_WITHIN_S + 2  # the first says it at once
+        assert one.seconds - ended[0].seconds < SAID_WITHIN_S + SLOW_MACHINE_S  # the first says it at once
 
 
 def test_a_bucket_that_is_closed_to_us_says_how_to_log_in(gcs: Place) -> None:

@@ -47,7 +47,8 @@ class Run:
         uri, target = self.uri, ("--target", self.target)
         self.stage(
             "gen-data", *target, "--prompts", prompts, "--max-new-tokens", "24",
-            "--shard-rows", "3", "--near-duplicates", "1", "--output", f"{uri}/conversations",
+            "--shard-rows", "3", "--near-duplicates", "1", "--temperature", "0.7",
+            "--output", f"{uri}/conversations",
         )  # fmt: skip
         self.stage(
             "extract-features", *target, "--conversations", f"{uri}/conversations",
@@ -155,7 +156,7 @@ def test_a_bucket_holds_nothing_but_the_four_artifacts(bucket: Run, gcs_server: 
 @pytest.mark.parametrize("place", ["local", "bucket"])
 def test_every_stage_reads_what_the_one_before_it_wrote(place: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(place)
-    assert run.results["gen-data"]["rows"] == len(TOPICS)
+    assert run.results["gen-data"]["rows"] > len(TOPICS) - 3  # a random target may have nothing to say
     assert run.results["gen-data"]["pii"] == {"EMAIL_ADDRESS": len(TOPICS)}
     made = [run.open(kind) for kind in KINDS]
     for parent, child in pairwise(made):

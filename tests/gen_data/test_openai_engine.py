@@ -95,6 +95,16 @@ def test_text_that_could_be_other_tokens_is_not_taken(tiny_target: Target, token
     assert reasons == (set() if token_ids else {"unverified"})
 
 
+def test_one_token_for_two_is_noticed_by_the_count_alone(tiny_target: Target) -> None:
+    """The end of the answer must not make up for it."""
+    eos = tiny_target.tokenizer.eos_token_id
+    pair = tiny_target.tokenizer.encode("ea")
+    assert len(pair) == 1
+    fleet = Fleet(tiny_target, lambda prompt: ([*pair, eos], "stop"), token_ids=False)
+    fleet.change = lambda text: "e a"  # two tokens
+    assert {type(answer) for answer in ask(fleet).values()} == {Unusable}
+
+
 def test_an_answer_cut_within_a_character_is_not_taken(tiny_target: Target) -> None:
     half = tiny_target.tokenizer.encode("\u00e9")[:1]
     whole = tiny_target.tokenizer.encode("eat")

@@ -7,13 +7,13 @@ import signal
 import pytest
 from pydantic import ValidationError
 
+from stages.artifacts import artifact_state, open_artifact
 from stages.artifacts.conversations import read_conversations
-from stages.artifacts.store import artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
 from stages.gen_data.stage import GenDataPlan, run
 from stages.progress import Reporter
-from tests.tiny import make_tiny_target, write_jsonl
+from tests.tiny import CHAT_TEMPLATE, make_tiny_target, write_jsonl
 
 QUIET = Reporter(quiet=True)
 ROWS = [
@@ -93,7 +93,7 @@ def test_every_prompt_read_is_a_row_or_counted_among_those_left_out(whole):
     counts = whole.manifest.counts
     assert [row.id for row in rows] == [f"prompts.jsonl:{i + 1}" for i in range(11)]
     [tally] = counts["sources"].values()
-    assert tally == {"read": 15, "kept": 11, "duplicates": 2, "no_room": 1, "unscannable": 1}
+    assert tally == {"read": 15, "kept": 11, "duplicates": 2, "no_room": 1, "unscannable_too_long": 1}
     assert counts["rows"] == len(rows) == 11
     assert counts["tokens"] == sum(len(row.input_ids) for row in rows)
     assert counts["response_tokens"] == sum(sum(row.loss_mask) for row in rows)
@@ -107,6 +107,39 @@ def test_personal_data_are_replaced_before_duplicates_are_looked_for_and_leave_n
     assert rows[-1].messages[0] == {"role": "user", "content": "I am <EMAIL_ADDRESS>"}
     assert "example.com" not in str(rows)
     assert all(b"example.com" not in path.read_bytes() for path in (folder / "whole").iterdir())
+
+
+ODD_ANSWERS = """
+recognizers: [{name: odd, supported_entity: ODD, patterns: [{regex: '[%$]', score: 1}]}]
+"""
+
+
+def test_conversations_with_a_finding_in_an_answer_are_left_out_and_the_others_are_the_same(folder, whole):
+    rules = folder / "odd.yaml"
+    rules.write_text(ODD_ANSWERS)
+    odd = [row for row in read_conversations(whole) if set("%$") & set(row.messages[-1]["content"])]
+    assert odd
+    result = run(config(folder, "clean", pii_config=str(rules)), QUIET)
+    rows = list(read_conversations(open_artifact(result.output, "conversations")))
+    assert rows == [row for row in read_conversations(whole) if row not in odd]
+    [(source, tally)] = result.sources.items()
+    assert tally["personal_data_in_answer"] == len(odd)
+    assert tally["kept"] == result.rows == len(rows)
+    assert result.pii_in_answers[source]["ODD"] >= len(odd)
+    kept = run(config(folder, "searched-not", pii_config=str(rules), pii_responses=False), QUIET)
+    assert kept.rows == 11
+
+
+def test_an_artifact_scrubbed_in_another_way_is_refused(folder):
+    rules = folder / "rules.yaml"
+    rules.write_text("allow: [jane@example.com]")
+    run(config(folder, "ruled", pii_config=str(rules), max_prompts=1), QUIET)
+    with pytest.raises(EagleError, match=r"other content of pii.*--overwrite"):
+        run(config(folder, "ruled", max_prompts=1), QUIET)
+    moved = folder / "moved.yaml"
+    moved.write_text("# moved\nallow: [jane@example.com]")
+    again = config(folder, "ruled", pii_config=str(moved), pii_report=str(folder / "r.jsonl"), max_prompts=1)
+    assert run(again, QUIET).seconds == 0
 
 
 def test_scrubbing_can_be_switched_off(folder):
@@ -173,7 +206,7 @@ def test_other_settings_or_prompts_are_refused_until_overwritten(folder):
     with pytest.raises(EagleError, match=r"seed.*--overwrite"):
         run(base.model_copy(update={"seed": 1}), QUIET)
     write_jsonl(prompts, ROWS[1:3])
-    with pytest.raises(EagleError, match=r"prompts-digest.*--overwrite"):
+    with pytest.raises(EagleError, match=r"other content of prompts.*--overwrite"):
         run(base, QUIET)
     assert run(base.model_copy(update={"overwrite": True}), QUIET).rows == 2
 
@@ -233,7 +266,7 @@ def test_prompts_without_a_row_are_counted_by_reason(folder):
             {"prompt": "long " * 300},
             r"none of 1 prompts can be asked with 12 new tokens in the target's context of 512 \(1 no room\)",
         ),
-        ({"prompt": "x" * 20_001}, r"none of 1 rows may be answered \(1 unscannable\)"),
+        ({"prompt": "x" * 20_001}, r"none of 1 rows may be answered \(1 unscannable too long\)"),
     ],
 )
 def test_nothing_to_answer_is_an_error_that_leaves_no_artifact(folder, row, message):
@@ -247,6 +280,23 @@ def test_a_target_without_a_chat_template_is_refused(folder):
     make_tiny_target(folder / "base", chat_template=None)
     with pytest.raises(EagleError, match="no chat template"):
         run(config(folder, "base-output", target=str(folder / "base")), QUIET)
+
+
+def test_a_chat_template_can_be_given_and_is_part_of_the_targets_identity(folder):
+    make_tiny_target(folder / "bare", chat_template=None)
+    template = folder / "template.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    given = config(folder, "given", target=str(folder / "bare"), chat_template=str(template), max_prompts=3)
+    run(given, QUIET)
+    made = open_artifact(given.output, "conversations")
+    usual = config(folder, "usual", max_prompts=3)
+    run(usual, QUIET)
+    assert made.manifest.target.mismatch(open_artifact(usual.output, "conversations").manifest.target) == []
+    template.write_text("{% if %}")
+    with pytest.raises(EagleError, match=r"template\.jinja is no Jinja template, line 1"):
+        run(given, QUIET)
+    with pytest.raises(EagleError, match="does not exist"):
+        run(given.model_copy(update={"chat_template": str(folder / "none.jinja")}), QUIET)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from stages.errors import EagleError
 from stages.targets import FeatureTaps, Target, load_target, logit_scale, resolve_target
 from stages.targets.taps import eagle3_feature_layers
+from tests.features.families import FAMILIES, make_target
 from tests.tiny import make_tiny_target
 
 
@@ -109,6 +110,25 @@ def test_layers_that_keep_more_than_keys_and_values_are_refused(tmp_path: Path, 
     file.write_text(json.dumps(config))
     with pytest.raises(EagleError, match="has linear_attention; targets need layers of full or sliding"):
         load_target(str(file.parent), device="cpu", dtype="float32")
+
+
+def test_what_only_decoding_cannot_do_is_loaded_where_nothing_is_decoded(
+    tmp_path: Path, tiny_path: str
+) -> None:
+    for name, family in {
+        "sinks": "gpt-oss, sinks and experts",
+        "latent": "deepseek 3, latent attention",
+        "capped": "gemma 2, window and caps",
+    }.items():
+        make_target(FAMILIES[family]).model.save_pretrained(tmp_path / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(tiny_path) / file, tmp_path / name)
+        target = load_target(str(tmp_path / name), device="cpu", dtype="float32", decodes=False)
+        ids = torch.tensor([[5, 7, 11, 13]])
+        expected = make_target(FAMILIES[family]).model(ids).logits
+        torch.testing.assert_close(target.model(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(EagleError, match="latent_attention"):
+        load_target(str(tmp_path / "latent"), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,11 +16,16 @@ from stages.artifacts.conversations import Conversation, shard_name, write_conve
 from stages.errors import EagleError
 from stages.extract_features import stage
 from stages.extract_features.config import ExtractFeaturesConfig
+from stages.features.engine import TransformersStates
 from stages.features.layout import FeatureShard, read_feature_shards
+from stages.features.states import TokenBatch
+from stages.features.storage import StorageFormat
+from stages.features.vllm_states import VllmStates
 from stages.progress import Reporter
-from stages.targets import Target
+from stages.targets import Target, load_target
 from stages.targets.ends import load_target_ends
 from stages.vllm.engine import Vllm
+from tests.tiny import make_tiny_target
 from tests.vllm.installed import needs_vllm
 
 TARGET = "builtin:smollm2"
@@ -94,3 +100,30 @@ def test_a_gguf_file_is_refused_before_anything_is_loaded(tiny_target: Target, t
     target = replace(tiny_target, name=str(path))
     with pytest.raises(EagleError, match="is a GGUF file: use --engine transformers"):
         Vllm(target, max_length=32, max_running=1)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_layers_shared_by_two_processes_give_the_same_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # a core each
+    name = str(make_tiny_target(tmp_path, arch="qwen3", hidden=128))
+    target = load_target(name, device="cpu", dtype="float32", decodes=False)
+    rows = [torch.arange(3, 3 + length, dtype=torch.int32) for length in (300, 5, 64)]
+    batch = TokenBatch(
+        row_ids=(0, 1, 2),
+        input_ids=torch.cat(rows),
+        loss_mask=torch.ones(sum(map(len, rows)), dtype=torch.uint8),
+        row_offsets=torch.tensor([0, *map(len, rows)]).cumsum(0),
+    )
+    layers, storage = target.feature_layers, StorageFormat(torch.float32)
+    with closing(TransformersStates(target, layers, storage)) as engine:
+        ((_, expected),) = engine.states([batch])
+    shared = VllmStates(target, layers, storage, max_length=300, forward_tokens=128, tensor_parallel_size=2)
+    with closing(shared):
+        ((_, found),) = shared.states([batch])
+    assert relative_error(found.aux, expected.aux) < 1e-4
+    assert relative_error(found.last, expected.last) < 1e-4
+    assert torch.equal(found.target_argmax, expected.target_argmax)

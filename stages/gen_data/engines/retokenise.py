@@ -32,18 +32,18 @@ class Retokeniser:
         return cls(target, ends[0] if ends else target.tokenizer.eos_token_id)
 
     def ids(self, text: str, count: int, *, stopped: bool) -> list[int] | None:
-        """The ids of an answer of `count` tokens; `end_id` comes last if it `stopped` by itself.
+        """The ids of an answer of `count` tokens; if it `stopped` by itself, `end_id` is the last of them.
 
         The tokenizer's choice for the text is taken if it decodes to the same text and has as many tokens as
-        the server counted, with or without the one that ended the answer (servers differ). Otherwise the
-        target chose other tokens for the same text, or a cut in the middle of a character hides some.
+        the server counted. Otherwise the target chose other tokens for the same text, or a cut in the middle
+        of a character hides some. (A server that does not count the end of an answer cannot be told from a
+        target that chose one token less, and so cannot be used.)
 
         Returns:
             None if they cannot be told.
         """
         ids: list[int] = self.target.tokenizer.encode(text, add_special_tokens=False)
-        counts = {len(ids), len(ids) + 1} if stopped else {len(ids)}
-        if self.target.decode(ids) != text or count not in counts:
+        if self.target.decode(ids) != text or count != len(ids) + stopped:
             return None
         if not stopped:
             return ids

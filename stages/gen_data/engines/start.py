@@ -7,15 +7,18 @@ import torch
 from stages.gen_data.config import GenDataConfig
 from stages.gen_data.engines.engine import AnswerEngine, TransformersEngine
 from stages.targets import Target, load_target
+from stages.targets.chat_template import with_chat_template
 from stages.targets.ends import load_target_ends
 
 
 def load_for_engine(config: GenDataConfig) -> Target:
     """The target, without its layers where something else runs them. Raises EagleError as `load_target`."""
     if config.engine == "transformers":
-        return load_target(config.target, device=config.device, dtype=config.dtype)
-    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    return load_target_ends(config.target, "cpu", dtype)
+        target = load_target(config.target, device=config.device, dtype=config.dtype)
+    else:
+        dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+        target = load_target_ends(config.target, "cpu", dtype)
+    return with_chat_template(target, config.chat_template)
 
 
 def start_engine(config: GenDataConfig, target: Target) -> AnswerEngine:

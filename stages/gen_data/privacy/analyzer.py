@@ -49,8 +49,8 @@ class PresidioDetector:
         logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL + 1)
         self._search = search
         self._recognizers = make_recognizers(search)
-        self._forms = [each for each in self._recognizers if isinstance(each, Form)]
-        self._always = len(self._forms) < len(self._recognizers)
+        self.forms = [each for each in self._recognizers if isinstance(each, Form)]
+        self._always = len(self.forms) < len(self._recognizers)
         self._engine = _make_engine(search, self._recognizers)
         self._entities = list(search.entities)
         self._least = min(map(search.threshold_of, search.entities))
@@ -80,7 +80,7 @@ class PresidioDetector:
         return found
 
     def _find(self, text: str, normal: NormalText) -> Iterator[Finding]:
-        if not self._always and not any(form.may_find(normal.text) for form in self._forms):
+        if not self._always and not any(form.may_find(normal.text) for form in self.forms):
             return
         results = self._engine.analyze(
             normal.text, self._search.language, entities=self._entities, score_threshold=self._least

@@ -44,7 +44,7 @@ def _assignment(names: tuple[str, ...]) -> regex.Pattern[str]:
     return regex.compile(
         rf"(?P<name>(?:{joined})|(?<![^\W_])(?:{name}))\d?(?:[\"'`]?\]?[^\S\n]{{0,3}}(?:=>|:=|={{1,3}}|"
         rf":)[^\S\n]{{0,3}}(?:[brfu](?=[\"']))?"
-        rf"|(?<=--(?:{name}))\s+|\s+(?:is|was|lautet|es|est|\u00e8)\s*:?\s+|"
+        rf"|(?<=--(?:{name}))\s+|\s+(?:is|was|lautet|es|est|\u00e8)\s*:?\s+|['\u2019]s\s+|\s+(?=[\"'])|"
         rf"(?<=[\u4e00-\u9fff\u30c9\ud638])\s?(?:\u662f|\u4e3a|\u306f|\ub294)\s?"
         rf"|>(?=[^<\n]{{4,100}}</)){_VALUE}",
         regex.IGNORECASE,
@@ -58,11 +58,16 @@ _DEFINITION = regex.compile(
 )
 _PASSWORD = _assignment(_PASSWORD_NAMES)
 _KEY = _assignment(_KEY_NAMES)
-_NAMES = regex.compile("|".join((*_PASSWORD_NAMES, *_KEY_NAMES)), regex.IGNORECASE)
+_STEMS = (
+    "pass", "pw", "key", "secret", "token", "credential", "kennwort", "contrase\u00f1a", "clave", "senha",
+    "wachtwoord", "parola", "has\u0142o", "l\u00f6senord", "\u043f\u0430\u0440\u043e\u043b\u044c", "密码",
+    "密碼", "口令", "パスワード", "비밀번호",
+)  # fmt: skip
+"""Of which every name above has one."""
 
 # What a value is not: a call, a variable, a template, a rule for passwords.
 _EXPRESSION = regex.compile(
-    r"[A-Za-z_$][\w$]*(?:(?:\.|::|->|\?\.)[A-Za-z_]\w*)+[;,]?|[$%@&#/\\*!~|.\-+].*|\w+\\n.*"
+    r"[A-Za-z_$][\w$]*(?:(?:\.|::|->|\?\.)[A-Za-z_]\w*)+[;,]?|[$%&/\\*~|.\-+].*|\w+\\n.*"
 )
 _TEMPLATE = regex.compile(r"[$%#]?[{<\[(].*|\$\w+|%\w+%|\*+|.*(?:\.{3}|\u2026).*|.*\$\{.*|.*\{\{.*")
 _RULE = regex.compile(
@@ -82,18 +87,19 @@ _STAND_INS = (
 )
 _STAND_IN = regex.compile(
     rf"(?:(?:{_BEFORE_STAND_IN})[_\- ]*)*(?:{_STAND_INS})"
-    r"(?:[_\- ]*(?:here|value|string|goes|hash))*",
+    r"(?:[_\- ]*(?:here|value|string|goes|hash))*(?:[_\-]\d{1,4})?",
     regex.IGNORECASE,
 )
+_VARIABLE = regex.compile(rf"[@#!]?{_STAND_IN.pattern}\d?", regex.IGNORECASE)  # password2, but not secret123
 _SAME = regex.compile(r"(.)\1*|[xX*#.\-_\u2022]+")
 _KEY_CHARACTERS = regex.compile(r"[\w+/=.~\-:|]+")
 MIN_PASSWORD, MIN_KEY = 6, 12
 _MIN_ENTROPY = 2.8
 
 
-def may_have_credentials(text: str) -> bool:
-    """False if a text names no password or key."""
-    return _NAMES.search(text, timeout=MATCH_S) is not None
+def may_have_credentials(lowered: str) -> bool:
+    """False if a lower-cased text names no password or key."""
+    return any(stem in lowered for stem in _STEMS)
 
 
 def find_credentials(text: str) -> Iterator[Finding]:
@@ -125,13 +131,13 @@ def is_made_up(value: str) -> bool:
 def _is_password(value: str, quoted: bool) -> bool:
     if len(value) < MIN_PASSWORD or is_made_up(value) or _RULE.fullmatch(value):
         return False
-    if not quoted and (_EXPRESSION.fullmatch(value) or _STAND_IN.fullmatch(value.rstrip("0123456789"))):
+    if not quoted and (_EXPRESSION.fullmatch(value) or _VARIABLE.fullmatch(value)):
         return False
     if any(c.isspace() for c in value):
         return False
     if value.isdigit():
         return True
-    words = value.replace("_", "").replace("-", "").rstrip("!?.")
+    words = value.replace("_", "").replace("-", "").strip("!?.@#")
     if words.isalpha():  # a word, a name, or CamelCase
         return False
     return any(c.isalpha() for c in value) and value.isprintable() and not _is_prose(value)

@@ -6,6 +6,7 @@ anything is sent, and a text in which that finds something whose row is dropped 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ LIKELIHOODS = {"VERY_UNLIKELY": 0.1, "UNLIKELY": 0.3, "POSSIBLE": 0.5, "LIKELY":
 """The scores that Google's likelihoods count as."""
 
 MAX_REQUEST_BYTES = 400_000
-"""Bytes of text in a request; the service takes half a megabyte in all."""
+"""Bytes of texts in a request, as JSON writes them; the service takes half a megabyte in all."""
 
 MAX_REQUEST_TEXTS = 1_000
 MAX_FINDINGS = 3_000
@@ -104,7 +105,7 @@ class DlpDetector:
             if isinstance(scan, Unscannable) or not text.strip() or self._is_dropped(scan):
                 continue
             normal = normalise(text)
-            if len(text) > self._search.rules.max_chars or len(normal.text.encode()) > MAX_REQUEST_BYTES:
+            if len(text) > self._search.rules.max_chars or _size(normal.text) > MAX_REQUEST_BYTES:
                 scans[number] = Unscannable(TOO_LONG)
             else:
                 normals[number] = normal
@@ -136,12 +137,12 @@ class DlpDetector:
 
     def _inspect(self, texts: list[str]) -> list[Scan]:
         """One result a text, with places in the text as it was sent."""
-        from google.api_core.exceptions import GoogleAPICallError
-
         try:
             result = self._ask(texts)
-        except GoogleAPICallError as error:
-            # Something in one of the texts. Its message may quote it.
+        except EagleError:
+            raise
+        except Exception as error:
+            # Something in one of the texts, which the message may quote.
             return self._halves(texts) if len(texts) > 1 else [Unscannable(ERROR, type(error).__name__)]
         if result.findings_truncated or len(result.findings) >= MAX_FINDINGS:
             return self._halves(texts) if len(texts) > 1 else [Unscannable(ERROR, "TooManyFindings")]
@@ -165,7 +166,7 @@ class DlpDetector:
         """The service's result for a table with one text a row; what passes by itself is asked again.
 
         Raises:
-            GoogleAPICallError: it does not take these texts.
+            Exception: it does not take these texts, or makes no sense.
             EagleError: it takes none, or does not answer for longer than allowed.
         """
         import requests
@@ -219,12 +220,17 @@ class DlpDetector:
         return response.result
 
 
+def _size(text: str) -> int:
+    """Bytes that a text takes in a request: most scripts have six for a character in JSON."""
+    return len(json.dumps({"values": [{"stringValue": text}]})) + 2
+
+
 def _requests(texts: dict[int, str]) -> Iterator[list[int]]:
     """The numbers of the texts in groups that fit into one request each."""
     group: list[int] = []
     size = 0
     for number, text in texts.items():
-        more = len(text.encode())
+        more = _size(text)
         if group and (size + more > MAX_REQUEST_BYTES or len(group) == MAX_REQUEST_TEXTS):
             yield group
             group, size = [], 0

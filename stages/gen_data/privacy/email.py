@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import regex
 
 from stages.gen_data.privacy.context import MATCH_S, before, words
-from stages.gen_data.privacy.domains import COMMON, could_exist
+from stages.gen_data.privacy.domains import COMMON, could_have_mail
 from stages.gen_data.privacy.finding import Finding
 from stages.gen_data.privacy.form import LIKELY, SURE, Form
 
@@ -31,7 +31,8 @@ _SPELLED_SIGN = regex.compile(
     _FLAGS,
 )
 _SPELLED_LOCAL = regex.compile(
-    rf"(?<![\w.@])[\w+\-]{{1,40}}(?:(?:\.|{_DOT})[\w+\-]{{1,40}}){{0,3}}\Z", _FLAGS
+    rf"(?<![\w.@])[\w+\-]{{1,40}}(?:(?:\.|{_DOT}|\s(?:underscore|dash|hyphen)\s)[\w+\-]{{1,40}}){{0,3}}\Z",
+    _FLAGS,
 )
 _SPELLED_DOMAIN = regex.compile(rf"[\w\-]{{1,40}}?(?:{_DOT}[\w\-]{{1,40}}?){{1,4}}(?![\w@])", _FLAGS)
 _ANY_DOT = regex.compile(_DOT, _FLAGS)
@@ -76,22 +77,22 @@ class Email(Form):
                 continue
             start, shown = sign.start() - len(local[0]), domain[0]
             plain = _ANY_DOT.sub(".", shown, timeout=MATCH_S)
-            if not could_exist(plain) and plain.count(".") > 1:  # "jane [at] x.com. Then ..."
+            if not could_have_mail(plain) and plain.count(".") > 1:  # "jane [at] x.com. Then ..."
                 plain, cut = plain.rsplit(".", 1)
                 shown = _WITHOUT_DOT.sub("", shown[: len(shown) - len(cut)], timeout=MATCH_S)
             end = sign.end() + len(shown)
-            if could_exist(plain) and _is_meant(text, start, end, local[0], sign, shown):
+            if could_have_mail(plain) and _is_meant(text, start, end, local[0], sign, shown):
                 yield Finding(start, end, self.entity, LIKELY, "obfuscated")
 
 
 def _end_of_domain(shown: str) -> int:
     """How much of a match is the domain: without "Then" of "x.com.Then"; 0 if there is none."""
     labels = shown.split(".")
-    if could_exist(shown):
+    if could_have_mail(shown):
         return len(shown)
     for count in range(len(labels) - 1, 1, -1):
         begins_a_sentence = labels[count][:1].isupper() and labels[count - 1].islower()
-        if (labels[count - 1].lower() in COMMON or begins_a_sentence) and could_exist(
+        if (labels[count - 1].lower() in COMMON or begins_a_sentence) and could_have_mail(
             ".".join(labels[:count])
         ):
             return len(".".join(labels[:count]))

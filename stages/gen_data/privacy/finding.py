@@ -55,7 +55,7 @@ def redact(text: str, findings: Iterable[Finding]) -> str:
 
 
 def mask(text: str) -> str:
-    """The shape of a text: letters become a or A, digits 0, other characters stay if they are shown at all."""
+    """The shape of a text: letters become a or A, digits 0, other characters stay if they show."""
     return "".join(map(_shape, text))
 
 

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import regex
+
 _PLAIN = re.compile(r"(?:[\t\n\r\x20-\x5b\x5d-\x7e]|\\(?![_@]))*")
+_UNUSUAL = regex.compile(
+    r"[[\p{Cf}\p{Cc}\p{Pd}\p{Nd}\p{Mn}]--[\t\n\r\x0b\x0c\x85\-0-9]]|\\+[_@]|[\u2212\u115f\u1160\u3164]",
+    regex.VERSION1,
+)
+"""What may change also in a text that is in Unicode's normal form."""
+
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u3164\uffa0") | {
     chr(c) for c in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 }
@@ -32,18 +40,18 @@ class NormalText:
     ends: Sequence[int] | None = None
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """The stretch of the original that a stretch [start, end) of the normal form, not empty, came from."""
+        """The stretch of the original that [start, end) of the normal form, not empty, came from."""
         if self.starts is None or self.ends is None:
             return start, end
         return self.starts[start], self.ends[end - 1]
 
 
 def normalise(text: str) -> NormalText:
-    r"""Unicode's NFKC without invisible characters, with ASCII digits and hyphens for all others of their kind.
+    r"""Unicode's NFKC without invisible characters, with ASCII digits and hyphens for others of their kind.
 
     Nor with the backslash that Markdown puts before an underscore, and Perl before an at sign.
     """
-    if _PLAIN.fullmatch(text):
+    if _PLAIN.fullmatch(text) or (unicodedata.is_normalized("NFKC", text) and not _UNUSUAL.search(text)):
         return NormalText(text)
     out: list[str] = []
     starts: list[int] = []

@@ -34,7 +34,9 @@ _INTERNATIONAL = regex.compile(
     r"(?<![0-9A-Za-z_@+])\(?(?:\+|00(?=[1-9]\d?[\d \-.(]))\s?\(?[1-9]\d{0,2}\)?(?:[ "
     r".\-/]?\(?\d{1,5}\)?){1,6}(?:[ .\-/]?\d{1,4}){0,2}"
 )
-_TRUNK = regex.compile(r"(?<![0-9A-Za-z_@])\(?0\d{1,4}\)?(?:[ \-/]|(?<=\)))\d{3,8}(?:[ \-]\d{2,5}){0,3}")
+_TRUNK = regex.compile(
+    r"(?<![0-9A-Za-z_@])\(?0\d{1,4}\)?(?:[ \-/]|(?<=\)))\d{3,8}(?:[ \-]\d{2,5}){0,3}(?:-\d)?"
+)
 _PAIRS = regex.compile(r"(?<![0-9A-Za-z_@])0[1-9](?P<sign>[ .\-])\d\d(?:(?P=sign)\d\d){3}")
 _BRAZILIAN = regex.compile(r"(?<![0-9A-Za-z_@])\(\d{2}\)\s?9?\d{4}-\d{4}")
 _CHINESE_MOBILE = regex.compile(r"(?<![0-9A-Za-z_@])(?:86[\- ]?)?1[3-9]\d(?P<sign>[ \-]?)\d{4}(?P=sign)\d{4}")
@@ -46,8 +48,8 @@ _CHINESE = regex.compile(r"\p{Han}", regex.VERSION1)
 
 _PHONE_WORDS = words(
     r"(?:phone|telephone|mobile|cell|contact|tel|whatsapp)[\s_\-]?(?:numbers?|no|num|nr)", "phones?",
-    "telephones?", "tel", "tele", "cell", "cellphone", "mobile", "mob", "fax", "whatsapp", "sms", "hotline",
-    "helpline", "landline", "voicemail", "ph", "imessage", "telegram", "wechat", "viber", "telefon",
+    "telephones?", "tel", "tele", "fon", "cell", "cellphone", "mobile", "mob", "fax", "whatsapp", "sms",
+    "hotline", "helpline", "landline", "voicemail", "ph", "imessage", "telegram", "wechat", "viber", "telefon",
     "telefonnummer", "handy", "handynummer", "rufnummer", "mobil", "t[eé]l[eé]phone",
     "t[eé]l", "tel[eé]fono", "m[oó]vil", "celular", "telefone", "telem[oó]vel",
     "telefono", "cellulare", "telefoonnummer", "telefoon", "mobiel", "telefon numaras\u0131",

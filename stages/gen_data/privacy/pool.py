@@ -40,17 +40,25 @@ _detector: Detector | None = None
 
 
 def scan_rows(
-    rows: Iterable[_T], texts_of: Callable[[_T], tuple[str, ...]], search: Search, detector: Detector
+    rows: Iterable[_T],
+    texts_of: Callable[[_T], tuple[str, ...]],
+    search: Search,
+    detector: Detector,
+    wanted: int | None = None,
 ) -> Iterator[tuple[_T, list[Scan]]]:
     """Each row with what came of its texts, in the order of the rows.
 
     Args:
         detector: made from `search`; searches where no other process is worth it.
+        wanted: how many rows are taken at most, as far as is known; a few are not read ahead of.
 
     Raises:
         EagleError: a process died or hangs, or the service that searches is out of reach.
     """
     rows = iter(rows)
+    if wanted is not None and wanted < FEW_ROWS:
+        yield from ((row, detector.scan(texts_of(row))) for row in rows)
+        return
     first = list(islice(rows, FEW_ROWS))
     if len(first) < FEW_ROWS and search.engine != "dlp":
         yield from ((row, detector.scan(texts_of(row))) for row in first)
@@ -149,7 +157,7 @@ def _executor(search: Search, detector: Detector) -> Iterator[Executor]:
         yield pool
     except BaseException:
         for process in list((pool._processes or {}).values()):  # one may hang, and shutdown waits for all
-            process.terminate()
+            process.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

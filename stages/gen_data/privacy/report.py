@@ -17,7 +17,7 @@ SAMPLE = 100
 
 SURROUNDINGS = 40
 _LONG = 16
-_TOKEN = re.compile(r"\S+")
+_WORD = re.compile(r"[^\s\"'()<>,;:]+")
 _DIGITS = re.compile(r"\d")
 
 
@@ -89,4 +89,9 @@ def _shown(text: str, finding: Finding, others: list[Finding]) -> str:
 
 
 def _around(text: str) -> str:
-    return _DIGITS.sub("0", _TOKEN.sub(lambda m: mask(m[0]) if len(m[0]) >= _LONG else m[0], text))
+    return _DIGITS.sub("0", _WORD.sub(lambda match: mask(match[0]) if _may_tell(match[0]) else match[0], text))
+
+
+def _may_tell(word: str) -> bool:
+    """Whether a word beside a finding may be a name, a part of an address or the rest of a secret."""
+    return word[0].isupper() or len(word) >= _LONG or "." in word[:-1]

@@ -65,11 +65,14 @@ class Scrubber:
             return {}
         return {"pii_analyzer": self._search.version, "pii_digest": self._search.digest}
 
-    def scrubbed(self, prompts: Iterable[Prompt], leave_out: Callable[[str, str], None]) -> Iterator[Prompt]:
+    def scrubbed(
+        self, prompts: Iterable[Prompt], leave_out: Callable[[str, str], None], wanted: int | None = None
+    ) -> Iterator[Prompt]:
         """The prompts that may be used, with placeholders under `redact`, in their order.
 
         Args:
             leave_out: called with source and reason of each one that may not.
+            wanted: how many are taken at most; None if all are.
 
         Raises:
             EagleError: the search cannot be made ready, or breaks down.
@@ -77,7 +80,7 @@ class Scrubber:
         if self._config.pii == "off":
             yield from prompts
             return
-        scanned = scan_rows(prompts, _texts, self._search, self._detector)
+        scanned = scan_rows(prompts, _texts, self._search, self._detector, wanted)
         for prompt, scans in scanned:
             reason, clean = self._decide(prompt, scans)
             if clean is None:

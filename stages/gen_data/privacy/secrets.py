@@ -16,9 +16,10 @@ class Secret(Form):
     entity = SECRET
 
     def may_find(self, text: str) -> bool:
-        return may_have_keys(text.lower()) or may_have_credentials(text)
+        lowered = text.lower()
+        return may_have_keys(lowered) or may_have_credentials(lowered)
 
     def find(self, text: str) -> Iterator[Finding]:
         yield from find_keys(text)
-        if may_have_credentials(text):
+        if may_have_credentials(text.lower()):
             yield from find_credentials(text)

@@ -50,3 +50,10 @@ def test_a_stretch_found_in_the_normal_form_is_the_whole_stretch_in_the_text():
     start = normal.text.index("jo@x.com")
     begin, end = normal.original(start, start + len("jo@x.com"))
     assert text[:begin] + "<>" + text[end:] == "to <>\u200b, please"
+
+
+@given(st.text())
+def test_a_text_that_is_said_to_be_normal_stays_so_character_by_character(text):
+    if normalise(text).starts is None:
+        spelled = normalise(text + "\ufdfa")  # which never is
+        assert spelled.text.startswith(text)
