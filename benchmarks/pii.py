@@ -5,8 +5,8 @@
     python benchmarks/pii.py parts --prompts builtin:chat
 
 `speed` takes the prompts round and round for as many rows as asked for, once in this process and once with
-all cores, the start of the processes apart; `memory` reports what the processes hold while it goes on; `parts`
-says how long each recognizer takes of one process's time, and what presidio's engine adds.
+all cores, the start of the processes apart; `memory` reports what the processes hold while it goes on;
+`parts` says how long each recognizer takes of one process's time, and what presidio's engine adds.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ class Ownership:
         self._folder = folder
         self._generation = generation
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._stop = _begin_to_beat(self, self._stopped)
+        self._stop = _begin_to_beat(self)
 
     @classmethod
     def take(cls, folder: Folder, generation: str) -> Ownership:
@@ -107,7 +106,7 @@ class Ownership:
 
         Raises:
             StillWrittenError: another process is writing it.
-        EagleError: another has just finished it or begun another.
+            EagleError: another process has just finished or removed it.
         """
         while True:
             number, claim = 0, Claim(process=Process.this())
@@ -138,7 +137,7 @@ class Ownership:
         claim = self.claim.model_copy(update={"beats": 0, "finishing": finishing})
         made = self._folder.create(_name(self._generation, self.number + 1), claim.to_json())
         if not made:
-            self.check()
+            raise self._lost() or EagleError(f"cannot claim {self._folder.uri}: run the same command again")
         after = Ownership(self._folder, self._generation, self.number + 1, claim)
         after.check()
         return after
@@ -249,8 +248,9 @@ def _watched(folder: Folder, name: str, data: bytes) -> tuple[bytes, bool]:
     return data, False
 
 
-def _begin_to_beat(ownership: Ownership, stopped: threading.Event) -> Callable[[], object]:
+def _begin_to_beat(ownership: Ownership) -> Callable[[], object]:
     """Starts the thread; what is returned, or the end of the ownership, ends it."""
+    stopped = threading.Event()
     thread = threading.Thread(
         target=_beats, args=(weakref.ref(ownership), stopped), name="eagle-claim", daemon=True
     )

@@ -18,6 +18,7 @@ _CHUNK = 1 << 20
 _TOKEN = 16
 """No number or name is cut in two so far from the end of what was read; only texts are longer."""
 
+_ESCAPE = len(r"\u0000")
 _NAMES = ("null", "true", "false", "NaN", "Infinity", "-Infinity")
 _ROW_FIELDS = {*MESSAGE_FIELDS, *PREFERENCE_FIELDS, *TEXT_FIELDS, *TOOL_FIELDS, "turns"}
 _CHAT_FIELDS = {*MESSAGE_FIELDS, "turns"}
@@ -243,8 +244,9 @@ class _Text:
     def _ends_in(self, error: json.JSONDecodeError) -> bool:
         """Whether what failed would be right if the file went on."""
         rest = self._text[error.pos :].strip()
-        half = any(name.startswith(rest) for name in _NAMES)
-        return half or error.msg.startswith("Unterminated") or (rest[:1] == "\\" and len(rest) < 6)
+        half_name = any(name.startswith(rest) for name in _NAMES)
+        half_escape = error.msg.startswith("Invalid") and len(rest) < _ESCAPE
+        return half_name or half_escape or error.msg.startswith("Unterminated")
 
     def _more(self) -> bool:
         """Reads on, at least as much as is still to be parsed, so that a long value is not begun too often.

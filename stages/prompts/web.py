@@ -21,7 +21,7 @@ CONNECT_S, READ_S = 10.0, 60.0
 """Longest waits, in seconds: for a connection, and for the next bytes."""
 
 _BUSY = (429, 500, 502, 503, 504)
-_TRIES = 3
+_TRIES, _PAUSE_S = 3, 0.5
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def _manager(url: str) -> urllib3.PoolManager:
     retries = urllib3.Retry(
         total=_TRIES,
         redirect=10,
-        backoff_factor=0.5,
+        backoff_factor=_PAUSE_S,
         backoff_max=CONNECT_S,
         status_forcelist=_BUSY,
         raise_on_status=False,

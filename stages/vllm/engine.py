@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,11 @@ class Vllm:
             )
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        variables = {}
         if len(str(self.folder)) <= _LONGEST_SOCKET_FOLDER:
-            os.environ["VLLM_RPC_BASE_PATH"] = str(self.folder)  # its sockets, which it leaves behind
+            variables["VLLM_RPC_BASE_PATH"] = str(self.folder)  # its sockets, which it leaves behind
         if max_length > target.max_length:
-            os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+            variables["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
         llm_class = _import_vllm()
         from vllm.platforms import current_platform
 
@@ -93,18 +95,19 @@ class Vllm:
         if current_platform.is_cpu():
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
         try:
-            self._llm = llm_class(
-                model=source.path,
-                skip_tokenizer_init=True,
-                use_tqdm_on_load=False,
-                generation_config="vllm",
-                dtype=str(target.dtype).removeprefix("torch."),
-                max_model_len=max_length,
-                max_num_seqs=max_running,
-                tensor_parallel_size=tensor_parallel_size,
-                **settings,
-                **options,
-            )
+            with _environment(variables):
+                self._llm = llm_class(
+                    model=source.path,
+                    skip_tokenizer_init=True,
+                    use_tqdm_on_load=False,
+                    generation_config="vllm",
+                    dtype=str(target.dtype).removeprefix("torch."),
+                    max_model_len=max_length,
+                    max_num_seqs=max_running,
+                    tensor_parallel_size=tensor_parallel_size,
+                    **settings,
+                    **options,
+                )
         except Exception as error:  # what foreign models, full GPUs and dead workers raise has no common base
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise EagleError(
@@ -154,6 +157,21 @@ class Vllm:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for a while: a later vLLM, or another process, must not find them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def scratch_folder() -> Path:

@@ -117,10 +117,14 @@ class EagleProcess:
 
 
 class EagleProcesses:
-    """Starts commands. Get one from `eagle_processes`."""
+    """Starts commands. Get one from `eagle_processes`.
 
-    def __init__(self, program: subprocess.Popen[str], folder: Path, private_mounts: bool) -> None:
-        self.private_mounts = private_mounts
+    Attributes:
+        namespaces: whether they can have disks and a machine's name of their own.
+    """
+
+    def __init__(self, program: subprocess.Popen[str], folder: Path, namespaces: bool) -> None:
+        self.namespaces = namespaces
         self._program = program
         self._folder = folder
         self._number = 0

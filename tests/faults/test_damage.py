@@ -13,15 +13,17 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    ("stage", "source", "shard"),
-    [("extract-features", "conversations", "conversations-00001"), ("train", "features", "features-00001")],
+    ("stage", "source", "damage"),
+    [
+        *(("extract-features", "conversations", damage) for damage in DAMAGES),
+        ("train", "features", "flipped"),
+    ],
 )
-def test_a_damaged_shard_is_named(gcs: Place, stage: str, source: str, shard: str, damage: str) -> None:
+def test_a_damaged_shard_is_named(gcs: Place, stage: str, source: str, damage: str) -> None:
     uri = gcs.copy(getattr(gcs.runs, source))
     change, says = DAMAGES[damage]
-    path = next(f"{uri}/{name}" for name in contents(gcs.server, uri) if name.startswith(shard))
+    path = next(f"{uri}/{name}" for name in contents(gcs.server, uri) if name.startswith(f"{source}-00001"))
     whole = gcs.read(path)
     gcs.server.remove("bucket", path.removeprefix("gs://bucket/"))
     if (changed := change(whole)) is not None:

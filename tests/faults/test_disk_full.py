@@ -30,8 +30,8 @@ def fill(folder: Path) -> Path:
 def test_a_disk_that_fills_up_in_mid_run_is_one_line_and_the_same_command_continues(
     local: Place, stage: str, tmp_path: Path
 ) -> None:
-    if not local.runs.eagle.private_mounts:
-        pytest.skip("no mount namespaces here")
+    if not local.runs.eagle.namespaces:
+        pytest.skip("no namespaces here")
     disk = tmp_path / "runs"
     disk.mkdir()
     seen = local.runs.eagle.mount(disk, 1 << 22)
@@ -63,8 +63,8 @@ def test_a_file_that_may_not_grow_is_a_full_disk(local: Place) -> None:
 
 
 def test_a_full_disk_below_the_cache_is_named(gcs: Place, tmp_path: Path) -> None:
-    if not gcs.runs.eagle.private_mounts:
-        pytest.skip("no mount namespaces here")
+    if not gcs.runs.eagle.namespaces:
+        pytest.skip("no namespaces here")
     cache = tmp_path / "cache"
     cache.mkdir()
     seen = gcs.runs.eagle.mount(cache, 1 << 16)

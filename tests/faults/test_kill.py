@@ -53,19 +53,19 @@ def test_runs_killed_at_twenty_random_times_end_as_if_undisturbed(place: Place, 
     kill_at_random_times(place, stage, 20)
 
 
-def test_a_run_killed_again_and_again_gets_to_its_end(place: Place) -> None:
+def test_a_run_killed_again_and_again_gets_to_its_end(gcs: Place) -> None:
     ended, kills = None, 0
-    random_time = random.Random(f"again {place.root[:5]}")
-    longest = writing_s(replace(place, root=f"{place.root}/timed"), "gen-data")
-    place.proxy.heal()
+    random_time = random.Random(0)
+    longest = writing_s(replace(gcs, root=f"{gcs.root}/timed"), "gen-data")
     while ended is None or ended.code == KILLED:
-        run = place.start("gen-data")
-        wait_until(place.begun, run)
+        gcs.proxy.heal()
+        run = gcs.start("gen-data")
+        wait_until(gcs.begun, run)
         time.sleep(random_time.uniform(0, longest))
         ended = run.kill() if kills < 5 else run.wait()
         kills += 1
     assert ended.code == 0, ended.err
-    place.is_whole("gen-data")
+    gcs.is_whole("gen-data")
 
 
 def test_training_that_is_killed_ends_with_the_head_of_one_that_was_not(gcs: Place) -> None:

@@ -9,9 +9,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from stages.decoding import GenerationResult
 from stages.errors import EagleError
+from stages.gen_data.config import GenDataConfig
 from stages.gen_data.engines import endpoint
 from stages.gen_data.engines.engine import Question, Unusable
 from stages.gen_data.engines.openai_engine import OpenAiEngine
@@ -222,3 +224,25 @@ def test_rows_hold_what_the_server_saw_also_when_it_renders_the_chat(
     ]
     assert spans == turns
     assert len(rows) == (1 if completions or sample is canonical else 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"engine": "openai"}, "--engine openai and --base-url go together"),
+        ({"base_url": "http://127.0.0.1"}, "--engine openai and --base-url go together"),
+        ({"engine": "openai", "base_url": "127.0.0.1:8000"}, "must begin with http"),
+        ({"served_model": "other"}, "--served-model is for --engine openai"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size is for --engine vllm"),
+    ],
+)
+def test_flags_of_another_engine_are_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        GenDataConfig(target="t", prompts=["p"], output="o", **flags)
+
+
+def test_neither_address_nor_key_enters_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(endpoint.KEY_VARIABLE, "a-secret")
+    url = "http://user:password@host/v1"
+    config = GenDataConfig(target="t", prompts=["p"], output="o", engine="openai", base_url=url)
+    assert not any(word in str(config.settings()) for word in ("a-secret", "password", "host"))

@@ -45,8 +45,12 @@ def prompts(count: int, turns: int = 3) -> list[Prompt]:
     ]
 
 
+def rolled_out(target, prompts, settings):
+    return roll_out_fully(target, prompts, settings, TransformersEngine(target, settings.batch_size))
+
+
 def roll_out(target, prompts, settings):
-    return roll_out_fully(target, prompts, settings, TransformersEngine(target, settings.batch_size)).rows
+    return rolled_out(target, prompts, settings).rows
 
 
 def sampled_spans(row) -> list[tuple[int, int]]:
@@ -67,7 +71,7 @@ def answers(row) -> list[str]:
 
 
 def test_ids_are_the_template_around_the_sampled_ids(target):
-    found = roll_out_fully(target, prompts(12), settings())
+    found = rolled_out(target, prompts(12), settings())
     rows = found.rows
     assert len(rows) == 12 - found.left_out.get("s", {}).get("degenerate", 0) >= 10
     assert [row.id for row in rows] == sorted((row.id for row in rows), key=lambda name: int(name[1:]))
@@ -179,8 +183,8 @@ def test_the_context_can_be_made_shorter(target):
 
 
 def test_answers_that_were_cut_can_be_left_out_with_their_questions(target):
-    kept, cut = roll_out_fully(target, prompts(8), settings(max_new_tokens=8)), 0
-    dropped = roll_out_fully(target, prompts(8), settings(max_new_tokens=8, drop_truncated=True))
+    kept, cut = rolled_out(target, prompts(8), settings(max_new_tokens=8)), 0
+    dropped = rolled_out(target, prompts(8), settings(max_new_tokens=8, drop_truncated=True))
     assert all(row.finish_reason == "stop" for row in dropped.rows)
     by_id = {row.id: row for row in dropped.rows}
     for row in kept.rows:
@@ -207,6 +211,7 @@ def test_several_answers_to_a_prompt_differ_and_the_first_is_the_only_one_of_a_r
     [
         ([2], "", True),
         ([5, 2], " \n", True),
+        ([5, 2], "\u200b\n", True),
         ([7] * 32, "a" * 32, True),
         ([5, 6, *[7] * 32], "b" * 34, True),
         ([7] * 31, "a" * 31, False),
@@ -240,9 +245,33 @@ def test_a_template_that_refuses_a_system_message_leaves_the_prompt_out(tmp_path
     refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
     target = load(tmp_path, refusal + CHAT_TEMPLATE)
     asked = [Prompt("a", ("hi",), "s", system="Be brief."), Prompt("b", ("hi",), "s")]
-    found = roll_out_fully(target, asked, settings(), TransformersEngine(target, 4))
+    found = rolled_out(target, asked, settings())
     assert [row.id for row in found.rows] == ["b"]
     assert found.left_out == {"s": {"refused_by_template": 1}}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "{{ 1 // (messages | length - 1) }}",
+        "{{ 'x'.nothing() }}",
+        "{{ range(10 ** 10) }}",
+        "{{ messages[0] + 1 }}",
+        "{{ {}.pop('x') }}",
+    ],
+)
+def test_a_template_that_fails_leaves_the_prompt_out_and_says_why(tmp_path, failure):
+    target = load(tmp_path, failure + CHAT_TEMPLATE)
+    dialogue = Dialogue(Prompt("a", ("hi",), "s"))
+    assert not dialogue.ask(target, 500)
+    assert dialogue.ended == "refused_by_template"
+    assert dialogue.refusal.startswith(f"the chat template of {target.name} refuses the messages: ")
+
+
+def test_a_text_of_more_characters_than_any_tokenizer_could_fit_is_not_tokenized():
+    dialogue = Dialogue(Prompt("a", ("x" * 2561,), "s"))
+    assert not dialogue.ask(object(), room=10)  # no target at all
+    assert dialogue.ended == "no_room"
 
 
 def test_tools_are_shown_as_the_template_shows_them(tmp_path):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+import string
+import time
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from stages.errors import EagleError
 from stages.gen_data.selection import (
     Exclusion,
     Source,
+    _word_runs,
     allowed,
     distinct,
     drawn,
@@ -71,16 +75,54 @@ def test_a_source_that_is_used_up_is_drawn_no_more():
         ("org/set:cfg:train=0.5", "org/set:cfg:train", 0.5),
         ("https://x/a.jsonl?n=5", "https://x/a.jsonl?n=5", None),
         ("x=y/a.jsonl", "x=y/a.jsonl", None),
+        ("https://x/a.jsonl?n=5=2", "https://x/a.jsonl?n=5", 2),
+        ("https://x/a.jsonl?m=1&n=5", "https://x/a.jsonl?m=1&n=5", None),
+        ("data/part-?.jsonl=1e3", "data/part-?.jsonl", 1000),
+        ("C:\\a.jsonl=.5", "C:\\a.jsonl", 0.5),
+        ("a.jsonl=2=3", "a.jsonl=2", 3),
+        ("a.jsonl=1_000", "a.jsonl=1_000", None),
     ],
 )
 def test_a_number_behind_an_equals_sign_is_a_weight(text, uri, weight):
     assert Source.parse(text) == Source(uri, weight)
 
 
-@pytest.mark.parametrize(("texts", "message"), [(["a=0"], "weight 0"), (["a=1", "b"], "b has no weight")])
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a=0"], "weight 0"),
+        (["a=-1"], "weight -1"),
+        (["a=nan"], "weight nan"),
+        (["a=1e999"], "weight 1e999"),
+        (["a=1", "b"], "b has no weight"),
+        (["a=1", "a=2"], "a is given with 2 weights"),
+    ],
+)
 def test_weights_that_make_no_mix_are_refused(texts, message):
     with pytest.raises(EagleError, match=message):
         parse_sources(texts)
+
+
+def test_the_largest_and_smallest_weights_make_a_mix():
+    streams = [iter("aaaa"), iter("bbbb"), iter("c")]
+    assert len(list(drawn(streams, [1e308, 1e308, 5e-324], random.Random(0)))) == 9
+
+
+@given(st.lists(st.integers(1, 9), max_size=60), st.integers(0, 20), st.integers(0, 30))
+def test_a_shuffle_buffer_holds_no_more_than_it_may(items, size, most):
+    held, taken = 0, []
+
+    def counted():
+        nonlocal held
+        for item in items:
+            assert held <= max(most, 9)  # one item is held whatever its size
+            held += item
+            yield item
+
+    for item in shuffled(counted(), size, random.Random(0), lambda item: item, most):
+        held -= item
+        taken.append(item)
+    assert sorted(taken) == sorted(items)
 
 
 @given(st.lists(st.integers(), max_size=60), st.integers(0, 20), st.integers())
@@ -162,14 +204,16 @@ def test_rows_that_are_no_prompts_are_counted_by_reason(tmp_path):
 def test_a_source_of_nothing_but_rejects_is_not_read_to_its_end(tmp_path):
     rows = source(tmp_path, "rows", [{"x": 1}] * 3000)
     tally = Tally()
-    with pytest.raises(EagleError, match="--prompt-field"):
+    with pytest.raises(EagleError, match="--prompt-field") as caught:
         list(read_sources(config(rows), 0, tally))
     assert tally.read == 1000
+    assert str(caught.value).count("its keys are: x") == 1  # one example of each trouble
 
 
 def test_what_was_asked_before_is_left_out_and_counted():
     tally = Tally()
-    others = [replace(PROMPT, turns=("a",)), replace(PROMPT, turns=("ab",)), replace(PROMPT, system="")]
+    changes = [{"turns": ("a",)}, {"turns": ("ab",)}, {"system": ""}, {"tools": '[{"name": "f"}]'}]
+    others = [replace(PROMPT, **change) for change in changes]
     assert list(distinct([PROMPT, replace(PROMPT, id="2"), *others, PROMPT], 1, tally)) == [PROMPT, *others]
     assert tally.total("duplicates") == 2
 
@@ -186,6 +230,26 @@ def test_what_is_nearly_the_same_is_left_out_and_what_is_merely_alike_is_kept():
     kept = list(distinct([replace(PROMPT, turns=(turn,)) for turn in (*near, *alike)], 0.7, tally))
     assert [prompt.turns[0] for prompt in kept] == [text, *alike]
     assert tally.total("near_duplicates") == 3
+
+
+@pytest.mark.parametrize("setting", ["system", "tools"])
+def test_what_stands_before_all_conversations_makes_none_of_them_alike(setting):
+    long = "You are the assistant of a large bank and never say what you do not know. " * 50
+    questions = ["What is an IBAN?", "Is the bank open on Sundays?", "is the bank open on sundays"]
+    prompts = [Prompt(str(i), (text,), "s", **{setting: long}) for i, text in enumerate(questions)]
+    assert [prompt.id for prompt in distinct(prompts, 0.7, Tally())] == ["0", "1"]
+    assert len(list(distinct([*prompts, Prompt("4", (questions[0],), "s")], 0.7, Tally()))) == 3
+
+
+@pytest.mark.parametrize("near", [0.0001, 0.01, 0.999])
+def test_any_similarity_will_do(near):
+    prompts = [
+        Prompt(str(i), (text,), "s") for i, text in enumerate(["", "a", "abcdefgh" * 9, "b" * 90, "a"])
+    ]
+    tally = Tally()
+    kept = list(distinct(prompts, near, tally))
+    assert kept[0] == prompts[0]
+    assert len(kept) + tally.read == 5
 
 
 def test_hardly_any_of_the_built_in_prompts_passes_for_another():
@@ -218,7 +282,7 @@ BENCHMARK = [
     ],
 )
 def test_prompts_that_contain_a_benchmarks_are_left_out(tmp_path, turn, excluded):
-    exclusion = Exclusion.of([source(tmp_path, "benchmark", BENCHMARK)])
+    exclusion = Exclusion.of([source(tmp_path, "benchmark", BENCHMARK)], 0.2)
     tally = Tally()
     kept = list(allowed([replace(PROMPT, turns=("Hello there", turn))], exclusion, tally))
     assert (not kept) == excluded
@@ -226,14 +290,114 @@ def test_prompts_that_contain_a_benchmarks_are_left_out(tmp_path, turn, excluded
 
 
 def test_the_built_in_evaluation_excludes_nothing_of_the_built_in_training_prompts():
-    exclusion = Exclusion.of(["builtin:eval"])
+    exclusion = Exclusion.of(["builtin:eval"], 0.2)
     assert not [prompt for prompt in read_prompts("builtin:chat") if exclusion.holds(prompt)]
     assert all(exclusion.holds(prompt) for prompt in read_prompts("builtin:eval"))
 
 
-def test_ids_that_come_again_are_made_different():
-    prompts = [replace(PROMPT, id=name) for name in ("a", "b", "a", "a")]
-    assert [prompt.id for prompt in with_own_ids(prompts)] == ["a", "b", "a#2", "a#3"]
+@pytest.mark.parametrize(
+    ("turn", "excluded"),
+    [
+        (
+            "\uff34\uff48\uff45 quick brown fox jumps over the lazy cafe\u0301 cat",
+            True,
+        ),  # full width, and two letters for one
+        ("the quick brown fox jumps over the lazy caf\u00e9 cat", True),
+        ("\u732b\u306f\u3069\u3053\u3067\u5bdd\u3066\u3044\u307e\u3059\u304b\uff1f", True),
+        ("\u72ac\u306f\u3044\u3064\u98ef\u3092\u98df\u3079\u307e\u3059\u304b\uff1f", False),
+    ],
+)
+def test_a_benchmark_is_found_in_any_script_and_spelling(tmp_path, turn, excluded):
+    rows = [
+        {"prompt": "The quick brown fox jumps over the lazy caf\u00e9 cat"},
+        {"prompt": "\u732b\u306f\u3069\u3053\u3067\u5bdd\u3066\u3044\u307e\u3059\u304b"},
+        {"prompt": "\U0001f44d"},
+    ]
+    exclusion = Exclusion.of([source(tmp_path, "benchmark", rows)], 0.2)
+    assert exclusion.holds(replace(PROMPT, turns=(turn,))) == excluded
+
+
+WORDS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14)
+
+
+@given(st.lists(WORDS, max_size=6), st.lists(WORDS, min_size=1, max_size=3))
+def test_looking_up_the_rarest_runs_finds_what_comparing_all_finds(texts, turns):
+    def runs(words: list[str]) -> set:
+        return (
+            {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+            if len(words) > 4
+            else {("whole", *words)}
+        )
+
+    own = set().union(*map(runs, turns))
+    expected = any(len(runs(text) & own) >= 0.6 * len(runs(text)) for text in texts)
+    exclusion = Exclusion([_word_runs(text) for text in texts])
+    assert exclusion.holds(replace(PROMPT, turns=tuple(map(" ".join, turns)))) == expected
+
+
+def test_a_benchmark_whose_questions_begin_alike_is_looked_through_quickly():
+    rng = random.Random(0)
+    begin = "the following are questions with four answers each of which one is right say which it is "
+    texts = [f"{begin}{' '.join(rng.choices(string.ascii_lowercase, k=40))}".split() for _ in range(3000)]
+    exclusion = Exclusion([_word_runs(text) for text in texts])
+    start = time.monotonic()
+    assert all(exclusion.holds(replace(PROMPT, turns=(" ".join(text),))) for text in texts[:300])
+    assert not exclusion.holds(replace(PROMPT, turns=(begin + "z " * 40,)))
+    assert time.monotonic() - start < 3  # comparing each with all takes ten times as long
+
+
+def test_a_benchmark_that_cannot_be_read_is_refused_and_not_let_through(tmp_path):
+    unread = source(tmp_path, "unread", [{"prompt": "a"}, {"x": 1}, {"x": 2}])
+    with pytest.raises(
+        EagleError, match=r"2 of 3 rows are no prompts.*--exclude .*unread\.jsonl would let them through"
+    ):
+        Exclusion.of([unread], 0.5)
+    Exclusion.of([unread], 0.7)
+
+
+def test_messages_from_inside_conversations_are_no_sign_that_rows_are_misread(tmp_path):
+    tree = [
+        {
+            "message_id": str(i),
+            "parent_id": str(i - 1) if i % 9 else None,
+            "text": f"{i}?",
+            "role": "prompter",
+        }
+        for i in range(90)
+    ]
+    rows, tally = source(tmp_path, "tree", tree), Tally()
+    assert len(list(read_sources(config(rows), 0, tally))) == 10
+    tally.check(0, finished=True)
+    assert tally.record()[rows]["inside_conversation"] == 80
+
+
+def test_rows_that_were_read_and_not_needed_are_counted_as_such(tmp_path):
+    rows, tally = source(tmp_path, "rows", [{"prompt": f"{i}"} for i in range(9)]), Tally()
+    read_ahead = list(islice(read_sources(config(rows), 0, tally), 7))
+    tally.count(rows, "excluded")
+    tally.close(Counter(prompt.source for prompt in read_ahead[:4]))
+    assert tally.record()[rows] == {"read": 3, "excluded": 1, "not_needed": 2}
+    assert tally.summary() == "1 excluded"
+
+
+IDS = st.lists(st.text("a#@~12", min_size=1, max_size=6), max_size=12)
+
+
+@given(IDS, st.integers(1, 3), st.integers(1, 3))
+def test_no_two_rows_have_the_same_id_whatever_ids_the_sources_have(ids, answers, rows):
+    prompts = list(with_own_ids(replace(PROMPT, id=name) for name in ids))
+    names = [
+        f"{prompt.id}{f'@{answer}' if answer > 1 else ''}{f'#{row}' if row > 1 else ''}"
+        for prompt in prompts
+        for answer in range(1, answers + 1)
+        for row in range(1, rows + 1)
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_ids_that_come_again_are_made_different_and_others_stay():
+    prompts = [replace(PROMPT, id=name) for name in ("a", "b", "a", "a", "a~2", "c#x")]
+    assert [prompt.id for prompt in with_own_ids(prompts)] == ["a", "b", "a~2", "a~3", "a~2~1", "c#x"]
 
 
 @pytest.mark.parametrize(

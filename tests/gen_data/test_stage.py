@@ -228,6 +228,50 @@ def test_parts_of_a_job_array_join_to_the_rows_of_one_run(folder, whole):
     assert run(parts[2], Interrupting(0)).seconds == 0
 
 
+def test_joining_too_early_names_the_parts_that_are_missing_whichever_they_are(folder):
+    joined = config(folder, "early", num_shards=3)
+    for index, missing in ((2, "parts 0, 1 of 3"), (1, "part 0 of 3")):
+        run(joined.model_copy(update={"shard_index": index}), QUIET)
+        with pytest.raises(EagleError, match=f"{missing} .*not finished.*--shard-index 0"):
+            run(joined, QUIET)
+    with pytest.raises(EagleError, match="seed 0, now 1"):
+        run(joined.model_copy(update={"seed": 1}), QUIET)
+    write_jsonl(folder / "later.jsonl", ROWS[:3])
+    with pytest.raises(EagleError, match="other content of prompts"):
+        run(joined.model_copy(update={"shard_index": 0, "prompts": [str(folder / "later.jsonl")]}), QUIET)
+
+
+def test_prompts_that_came_to_nothing_are_an_error_in_one_run_and_in_parts(folder):
+    cut = {"max_new_tokens": 1, "drop_truncated": True}
+    with pytest.raises(EagleError, match=r"no prompt came to a conversation \(11 (truncated|degenerate)"):
+        run(config(folder, "cut", **cut), QUIET)
+    assert artifact_state(str(folder / "cut")) == "partial"
+    for index in range(2):
+        run(config(folder, "cut-parts", num_shards=2, shard_index=index, **cut), QUIET)
+    with pytest.raises(EagleError, match="no prompt came to a conversation"):
+        run(config(folder, "cut-parts", num_shards=2, **cut), QUIET)
+
+
+def test_what_is_wrong_with_a_target_shows_before_the_sources_are_read(folder):
+    sources = {"prompts": [str(folder / "not-there.jsonl")]}
+    make_tiny_target(folder / "plain", chat_template=None)
+    for changes, message in (
+        ({"target": str(folder / "nowhere")}, "cannot load target"),
+        ({"target": str(folder / "plain")}, "no chat template"),
+        ({"max_new_tokens": 512}, "leaves no room for a prompt in a context of 512 tokens"),
+    ):
+        with pytest.raises(EagleError, match=message):
+            run(config(folder, "x", **changes, **sources), QUIET)
+
+
+def test_a_template_that_refuses_all_prompts_says_why(folder):
+    make_tiny_target(
+        folder / "refusing", chat_template="{{ raise_exception('speak friend') }}" + CHAT_TEMPLATE
+    )
+    with pytest.raises(EagleError, match=r"none of 12 prompts .*12 refused by template.*speak friend"):
+        run(config(folder, "x", target=str(folder / "refusing")), QUIET)
+
+
 def test_a_job_array_may_have_more_jobs_than_prompts(folder):
     few = {"prompts": [str(write_jsonl(folder / "few.jsonl", ROWS[:2]))], "num_shards": 5}
     for index in range(5):
@@ -310,6 +354,7 @@ def test_a_chat_template_can_be_given_and_is_part_of_the_targets_identity(folder
         {"shard_index": 0},
         {"shard_index": 2, "num_shards": 2},
         {"temperature": 0, "answers_per_prompt": 2},
+        {"max_new_tokens": 64, "max_model_len": 64},
     ],
 )
 def test_settings_out_of_range_are_refused(folder, change):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -103,6 +105,7 @@ ANSWERS = {
 
 
 def load(name: str) -> Target:
+    """A target with the family's template and special tokens, and no model."""
     family = FAMILIES[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for a in "eatoins" for b in "aeionrst"]
@@ -127,9 +130,14 @@ def rolled_out(target: Target, prompt: Prompt, answers: tuple[str, ...]) -> list
     dialogue = Dialogue(prompt)
     for answer in answers:
         assert dialogue.ask(target, ROOM), dialogue.ended
-        ids = [i for char in answer for i in target.tokenizer.encode(char, add_special_tokens=False)]
-        dialogue.hear(target, GenerationResult("", [*ids, target.tokenizer.eos_token_id], "stop"))
+        dialogue.hear(target, sampled(target, answer))
     return dialogue.conversations()
+
+
+def sampled(target: Target, answer: str) -> GenerationResult:
+    """An answer in tokens of the smallest kind: what looks like a special token is none."""
+    ids = [i for char in answer for i in target.tokenizer.encode(char, add_special_tokens=False)]
+    return GenerationResult("", [*ids, target.tokenizer.eos_token_id], "stop")
 
 
 def said(target: Target, row: Conversation) -> list[str]:
@@ -170,6 +178,70 @@ def test_a_system_message_stands_where_the_family_puts_it_or_ends_the_dialogue(n
     else:
         assert dialogue.ask(target, ROOM)
         assert target.tokenizer.decode(dialogue.input_ids).startswith(shown)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_target_sees_what_the_template_shows_whatever_is_said(data):
+    """Texts that look like special tokens, blanks at any end, thinking: the row goes on or a new one does."""
+    name = data.draw(st.sampled_from(sorted(FAMILIES)))
+    target, family = load(name), FAMILIES[name]
+    pieces = [
+        "A",
+        "b ",
+        " ",
+        "\n",
+        "\u00e9",
+        "\U0001f600",
+        "<think>",
+        "</think>\n\n",
+        "[INST]",
+        "{{ x }}",
+        "\u200b",
+        "assistant",
+    ]
+    texts = st.lists(st.sampled_from([*pieces, family.end_of_turn, *family.special]), min_size=1, max_size=5)
+    turns = data.draw(st.lists(st.tuples(texts, texts), min_size=2, max_size=3))
+    dialogue = Dialogue(Prompt("1", tuple("".join(asked) + "?" for asked, _ in turns), "s"))
+    for _, said_in_turn in turns:
+        answer = family.lead + "A" + "".join(said_in_turn)
+        assert dialogue.ask(target, ROOM)
+        shown = target.render(dialogue.messages)
+        assert dialogue.input_ids == shown or target.tokenizer.decode(
+            dialogue.input_ids
+        ) == target.tokenizer.decode(shown)
+        dialogue.hear(target, sampled(target, answer))
+        assert not dialogue.ended
+    spans = [text for row in dialogue.conversations() for text in said(target, row)]
+    heard = [message["content"] for message in dialogue.messages if message["role"] == "assistant"]
+    assert spans == [f"{text}{family.end_of_turn}" for text in heard]
+
+
+def test_an_answer_that_ends_with_another_of_the_targets_ends_starts_a_row():
+    target = load("phi3")
+    dialogue = Dialogue(Prompt("1", ("Q1", "Q2"), "s"))
+    assert dialogue.ask(target, ROOM)
+    other_end = target.tokenizer.convert_tokens_to_ids("<|assistant|>")  # which also is in what comes next
+    dialogue.hear(target, GenerationResult("", [*target.tokenizer.encode("A1"), other_end], "stop"))
+    assert dialogue.ask(target, ROOM)
+    assert dialogue.input_ids == target.render(dialogue.messages)
+    assert [row.id for row in dialogue.conversations()] == ["1"]
+
+
+def test_a_token_across_the_border_of_prompt_and_answer_starts_a_row():
+    target = load("zephyr")
+    target.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} xo{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant xo{% endif %}"
+    )
+    dialogue = Dialogue(Prompt("1", ("Q1", "Q2"), "s"))
+    assert dialogue.ask(target, ROOM)
+    dialogue.hear(target, sampled(target, "nic"))  # "on" is one token
+    assert dialogue.ask(target, ROOM)
+    assert dialogue.input_ids == target.render(dialogue.messages)
+    dialogue.hear(target, sampled(target, "A2"))
+    first, second = dialogue.conversations()
+    assert (said(target, first), said(target, second)) == (["nic</s>"], ["A2</s>"])
 
 
 def test_thinking_is_learnt_in_the_turn_that_has_it_and_gone_from_the_next():

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.prompts.json_rows import json_lines, json_rows
@@ -26,12 +26,15 @@ def rows(content: str | bytes, read=json_rows) -> list:
 
 
 def until_it_breaks(content: str | bytes) -> tuple[list, str]:
+    """The rows before the place where nothing more can be read, and the reason."""
     found = []
     data = content if isinstance(content, bytes) else content.encode()
-    with pytest.raises(BrokenOffError) as caught:
+    try:
         for _, value in json_rows(io.BytesIO(data)):
             found.append(value)
-    return found, caught.value.reason
+    except BrokenOffError as error:
+        return found, error.reason
+    return found, ""
 
 
 @pytest.mark.parametrize(
@@ -42,12 +45,12 @@ def until_it_breaks(content: str | bytes) -> tuple[list, str]:
         ("[]", []),
         ("[null, 3]", [None, 3]),
         ("", []),
-        ('{"version": 2, "note": {"x": [1]}, "tags": ["t"], "data": [{"prompt": "a"}], "more": [1]}', [{"prompt": "a"}]),
+        ('{"version": 2, "note": {"x": [1]}, "tags": ["t"], "data": [{"a": 1}], "more": [1]}', [{"a": 1}]),
         ('{"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]}', [{"prompt": "a"}, {"prompt": "b"}]),
         (json.dumps({"conversations": [{"id": 1, "messages": CHAT}]}), [{"id": 1, "messages": CHAT}]),
         (json.dumps({"prompt": "a"}), [{"prompt": "a"}]),
-        (json.dumps({"id": 1, "messages": CHAT, "votes": [{"by": "x"}]}), [{"id": 1, "messages": CHAT, "votes": [{"by": "x"}]}]),
-        (json.dumps({"tools": [{"name": "f"}], "messages": CHAT}, indent=1), [{"tools": [{"name": "f"}], "messages": CHAT}]),
+        (json.dumps({"id": 1, "messages": CHAT, "votes": [A]}), [{"id": 1, "messages": CHAT, "votes": [A]}]),
+        (json.dumps({"tools": [A], "messages": CHAT}, indent=1), [{"tools": [A], "messages": CHAT}]),
         (json.dumps(CHAT), [CHAT]),
         (json.dumps([CHAT, CHAT]), [CHAT, CHAT]),
         ("{}", [{}]),
@@ -57,7 +60,7 @@ def until_it_breaks(content: str | bytes) -> tuple[list, str]:
         (f"{json.dumps(A, indent=2)}\n{json.dumps(B, indent=2)}\n", [A, B]),
         (json.dumps([A]) + "\n" + json.dumps([B]), [A, B]),
         (json.dumps({"prompt": "x" * 100_000}) + "\n" + json.dumps(B), [{"prompt": "x" * 100_000}, B]),
-        ('[{"prompt": "a\tb\x00"}, {"x": NaN, "y": [Infinity]},]', [{"prompt": "a\tb\x00"}, {"x": pytest.approx(float("nan"), nan_ok=True), "y": [float("inf")]}]),
+        ('[{"prompt": "a\tb\x00"}, {"x": Infinity},]', [{"prompt": "a\tb\x00"}, {"x": float("inf")}]),
         ('[{"id": ' + "9" * 50 + "}]", [{"id": int("9" * 50)}]),
         ('[{"prompt": "a", "prompt": "b"}]', [{"prompt": "b"}]),
     ],
@@ -66,6 +69,7 @@ def test_rows_are_found_in_whatever_form_the_file_has(content, expected):
     assert rows(content) == expected
 
 
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=3), max_size=4), st.sampled_from([None, 1]))
 def test_an_array_anywhere_reads_as_json_reads_it(found, indent):
     assert rows(json.dumps(found, indent=indent)) == found
@@ -73,6 +77,7 @@ def test_an_array_anywhere_reads_as_json_reads_it(found, indent):
         assert rows(json.dumps({"a": 1, "rows": found}, indent=indent, ensure_ascii=False)) == found
 
 
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=5), st.data())
 def test_an_array_cut_anywhere_gives_its_whole_rows(found, data):
     text = json.dumps(found).encode()
@@ -85,11 +90,17 @@ def test_an_array_cut_anywhere_gives_its_whole_rows(found, data):
 
 @pytest.mark.parametrize(
     "content",
-    ['[{"prompt": "one"}, {"prompt": nonsense}]', '[{"prompt": "one"}] trailing', '[{"prompt": "one"} {"prompt": "b"}]',
-     '[{"prompt": "one"}, {"x": ' + "[" * 200_000 + "1", '[{"prompt": "one"}, {"id": ' + "9" * 5000 + "}]", '[{"prompt": "one"}, {3: 4}]'],
-)  # fmt: skip
+    [
+        ', {"prompt": nonsense}]',
+        "] trailing",
+        ' {"prompt": "b"}]',
+        ', {"x": ' + "[" * 200_000 + "1",
+        ', {"id": ' + "9" * 5000 + "}]",
+        ", {3: 4}]",
+    ],
+)
 def test_broken_json_in_the_middle_gives_what_is_before_it(content):
-    assert until_it_breaks(content) == ([{"prompt": "one"}], "bad_json")
+    assert until_it_breaks('[{"prompt": "one"}' + content) == ([{"prompt": "one"}], "bad_json")
 
 
 def test_text_that_is_not_utf8_costs_its_row_and_no_other():

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
 
-import datasets
 import fsspec
 import huggingface_hub.constants
 import pyarrow as pa
@@ -53,12 +53,9 @@ def test_blank_lines_carriage_returns_byte_order_mark_and_a_missing_last_newline
     ]
 
 
-@pytest.mark.parametrize(
-    "line", [b"{'prompt': 'a'}", b'{"prompt": "a"', b'{"prompt": "\xff"}', b"[" * 100_000]
-)
-def test_the_first_line_that_is_not_json_is_named(tmp_path, line):
+def test_the_first_line_that_is_not_json_is_named(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b'{"prompt": "a"}\n\n' + line + b"\n")
+    path.write_bytes(b'{"prompt": "a"}\n\n{"prompt": "a"\n')
     with pytest.raises(EagleError, match=r"p\.jsonl, line 3 is not JSON") as caught:
         read_prompts(str(path))
     assert "\n" not in str(caught.value)
@@ -114,15 +111,19 @@ def test_the_built_in_sets_are_sources():
         ("p.jsonl", None, "not found"),
         ("p.jsonl", b"", "no rows"),
         ("p.jsonl", b"\n \n", "no rows"),
-        ("p.parquet", b"not Parquet", "cannot be read as Parquet"),
-        ("p.parquet", b"", "cannot be read as Parquet"),
+        ("p.parquet", b"not Parquet", "cannot be read: it is not Parquet"),
+        ("p.parquet", b"", "cannot be read: it is not Parquet"),
         ("p.txt", b"text", r"use \.jsonl, "),
         ("p.csv", None, "not found"),
-        ("p.csv", b"prompt\n\xff\n", "cannot be read as CSV"),
-        ("p.json", b"[nonsense", "cannot be read as JSON"),
-        ("p.json", b"{}", "no rows"),
-        ("p.jsonl.gz", b"not gzip", "[Nn]ot a gzipped file"),
-        ("p.jsonl.zst", b"not zstd", "cannot be unpacked"),
+        ("p.csv", b"prompt\n\xff\n", "row 1 is not text in UTF-8"),
+        ("p.json", b"[nonsense", "cannot be read: it is not JSON"),
+        ("p.json", b'[{"prompt": "a', "cannot be read: its JSON ends too early"),
+        ("p.json", b"[" * 200_000, "nested too deeply"),
+        ("p.json", b"[]", "no rows"),
+        ("p.jsonl", b"<html>\n", "is a web page"),
+        ("p.parquet", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        ("p.jsonl.gz", b"\x1f\x8b\x08", "its gzip data end too early"),
+        ("p.jsonl.zst", b"\x28\xb5\x2f\xfdnonsense", "its zstd data are damaged"),
         ("*.jsonl", None, "no prompt file matches"),
         ("p", None, "not found"),
     ],
@@ -141,12 +142,49 @@ def test_a_data_set_is_streamed_from_its_training_split(tmp_path):
     write_jsonl(tmp_path / "test.jsonl", [{"prompt": "held out"}])
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
     # A folder is a data set to the library; only ids of the hub lead here from outside.
-    assert [row["prompt"] for _, _, row in hub_rows("x", str(tmp_path))] == ["one", "two"]
+    rows = list(hub_rows("x", str(tmp_path)))
+    assert [row.value["prompt"] for row in rows] == ["one", "two"]
+    assert [row.name for row in rows] == [f"{tmp_path.name}:1", f"{tmp_path.name}:2"]
+    with pytest.raises(EagleError, match="no split dev, it has train, test"):
+        list(hub_rows("x", str(tmp_path), split="dev"))
 
 
-def test_a_data_set_out_of_reach_is_one_line(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+def test_pictures_of_a_data_set_are_not_decoded(tmp_path):
+    broken = pa.array(
+        [{"bytes": b"no picture", "path": None}], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
+    feature = {
+        "info": {"features": {"prompt": {"dtype": "string", "_type": "Value"}, "image": {"_type": "Image"}}}
+    }
+    table = pa.table({"prompt": ["one"], "image": broken})
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(feature)}), tmp_path / "train.parquet"
+    )
+    assert [row.value["prompt"] for row in hub_rows("x", str(tmp_path))] == ["one"]
+
+
+def test_a_data_set_out_of_reach_is_one_line_and_no_wait(monkeypatch, capfd):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    start = time.monotonic()
     with pytest.raises(EagleError, match="prompts nobody/nothing: no such file") as caught:
         read_prompts("nobody/nothing")
+    assert time.monotonic() - start < 5
     assert "\n" not in str(caught.value)
+    assert "Retry" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "src", ["", "  ", "a\nb.jsonl", "a\x1b[31m.jsonl", "p\udcff.jsonl", "x" * 5000 + ".jsonl"]
+)
+def test_names_that_cannot_be_shown_are_refused_in_one_line(src):
+    with pytest.raises(EagleError) as caught:
+        read_prompts(src)
+    assert str(caught.value).isprintable()
+
+
+def test_a_folder_is_no_file_and_the_message_says_what_is(tmp_path):
+    (tmp_path / "set.jsonl").mkdir()
+    for src in (tmp_path, tmp_path / "set.jsonl"):
+        with pytest.raises(EagleError, match=rf"is a folder: give a pattern such as {src}/\*\.jsonl"):
+            read_prompts(str(src))

@@ -124,6 +124,8 @@ def _predefined(entities: set[str], found_otherwise: set[str], language: str) ->
     Raises:
         EagleError: there is none.
     """
+    if not entities:
+        return []
     known: dict[str, list[EntityRecognizer]] = {}
     for each in vars(predefined_recognizers).values():
         if isinstance(each, type) and issubclass(each, PatternRecognizer) and each is not PatternRecognizer:

@@ -48,9 +48,9 @@ _CHINESE = regex.compile(r"\p{Han}", regex.VERSION1)
 
 _PHONE_WORDS = words(
     r"(?:phone|telephone|mobile|cell|contact|tel|whatsapp)[\s_\-]?(?:numbers?|no|num|nr)", "phones?",
-    "telephones?", "tel", "tele", "fon", "cell", "cellphone", "mobile", "mob", "fax", "whatsapp", "sms",
-    "hotline", "helpline", "landline", "voicemail", "ph", "imessage", "telegram", "wechat", "viber", "telefon",
-    "telefonnummer", "handy", "handynummer", "rufnummer", "mobil", "t[eé]l[eé]phone",
+    "telephones?", "tel", "tele", "fon", "cell", "mobile", "cellphone", "mob", "fax", "whatsapp", "sms",
+    "hotline", "helpline", "landline", "voicemail", "ph", "imessage", "telegram", "wechat", "viber",
+    "telefon", "telefonnummer", "handy", "handynummer", "rufnummer", "mobil", "t[eé]l[eé]phone",
     "t[eé]l", "tel[eé]fono", "m[oó]vil", "celular", "telefone", "telem[oó]vel",
     "telefono", "cellulare", "telefoonnummer", "telefoon", "mobiel", "telefon numaras\u0131",
     "\u0442\u0435\u043b\u0435\u0444\u043e\u043d\u0430?", "\u0442\u0435\u043b", "电话",

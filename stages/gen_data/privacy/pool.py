@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -35,6 +35,7 @@ MOST_PROCESSES = 32
 
 _T = TypeVar("_T")
 _Chunk = list[tuple[str, ...]]
+_Submit = Callable[[_Chunk], "Future[list[list[Scan]]]"]
 
 _detector: Detector | None = None
 
@@ -56,20 +57,21 @@ def scan_rows(
         EagleError: a process died or hangs, or the service that searches is out of reach.
     """
     rows = iter(rows)
-    if wanted is not None and wanted < FEW_ROWS:
+    if wanted is not None and wanted < FEW_ROWS and search.engine != "dlp":
         yield from ((row, detector.scan(texts_of(row))) for row in rows)
         return
     first = list(islice(rows, FEW_ROWS))
     if len(first) < FEW_ROWS and search.engine != "dlp":
         yield from ((row, detector.scan(texts_of(row))) for row in first)
         return
-    with _executor(search, detector) as executor:
-        yield from _in_order(executor, _chain(first, rows), texts_of, search)
+    with _searching(search, detector) as submit:
+        yield from _in_order(submit, _chain(first, rows), texts_of, search)
 
 
 def processes(search: Search) -> int:
     """How many processes search: one a core that this process may use, up to a limit for memory's sake."""
-    return search.rules.processes or min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return search.rules.processes or min(cores, MOST_PROCESSES)
 
 
 def _chain(first: list[_T], rest: Iterator[_T]) -> Iterator[_T]:
@@ -79,7 +81,7 @@ def _chain(first: list[_T], rest: Iterator[_T]) -> Iterator[_T]:
 
 
 def _in_order(
-    executor: Executor, rows: Iterator[_T], texts_of: Callable[[_T], tuple[str, ...]], search: Search
+    submit: _Submit, rows: Iterator[_T], texts_of: Callable[[_T], tuple[str, ...]], search: Search
 ) -> Iterator[tuple[_T, list[Scan]]]:
     chunks = _chunks(rows, texts_of)
     under_way: deque[tuple[list[_T], int, Future[list[list[Scan]]]]] = deque()
@@ -92,7 +94,7 @@ def _in_order(
                 ended = True
                 break
             group, texts, size = chunk
-            under_way.append((group, size, executor.submit(_scan_chunk, texts)))
+            under_way.append((group, size, submit(texts)))
             ahead_rows += len(group)
             ahead_chars += size
         if not under_way:
@@ -136,16 +138,14 @@ def _chunks(
 
 
 @contextmanager
-def _executor(search: Search, detector: Detector) -> Iterator[Executor]:
-    """Processes that search; threads that ask a service. Those left over are ended when the block is left."""
+def _searching(search: Search, detector: Detector) -> Iterator[_Submit]:
+    """Processes that search, or threads that ask a service; none is left when the block is."""
     if search.engine == "dlp":
-        threads = ThreadPoolExecutor(
-            search.rules.dlp.requests_at_once, initializer=_use, initargs=(detector,)
-        )
+        threads = ThreadPoolExecutor(search.rules.dlp.requests_at_once)
         try:
-            yield threads
+            yield lambda chunk: threads.submit(_scan_chunk, chunk, detector)
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=True, cancel_futures=True)
         return
     pool = ProcessPoolExecutor(
         processes(search),
@@ -154,18 +154,13 @@ def _executor(search: Search, detector: Detector) -> Iterator[Executor]:
         initargs=(search,),
     )
     try:
-        yield pool
+        yield lambda chunk: pool.submit(_scan_chunk, chunk)
     except BaseException:
         for process in list((pool._processes or {}).values()):  # one may hang, and shutdown waits for all
             process.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _use(detector: Detector) -> None:
-    global _detector
-    _detector = detector
 
 
 def _start_worker(search: Search) -> None:
@@ -178,7 +173,8 @@ def _start_worker(search: Search) -> None:
         # nothing.
         for name in ("torch", "transformers", "cupy"):
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    _use(make_detector(search))
+    global _detector
+    _detector = make_detector(search)
 
 
 def _end_with_parent() -> None:
@@ -189,7 +185,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _scan_chunk(chunk: Sequence[Sequence[str]]) -> list[list[Scan]]:
-    assert _detector is not None
-    scans = iter(_detector.scan([text for texts in chunk for text in texts]))
+def _scan_chunk(chunk: Sequence[Sequence[str]], detector: Detector | None = None) -> list[list[Scan]]:
+    detector = detector or _detector
+    assert detector is not None
+    scans = iter(detector.scan([text for texts in chunk for text in texts]))
     return [[next(scans) for _ in texts] for texts in chunk]

@@ -23,13 +23,12 @@ _DIGITS = re.compile(r"\d")
 
 @dataclass
 class PrivacyReport:
-    """Keeps some findings of each kind, at random but the same ones in every run, and writes them as JSON
-    Lines.
+    """Keeps some findings of each kind, at random but the same in every run, and writes them as JSON Lines.
 
     A line has `id`, `source`, `where` in the row, `entity`, `form`, `score` and `text`: the finding and what
     stands around it. Of findings only the shape is shown, letters as a or A and digits as 0; around them
-    numbers and long words are masked likewise. A row that could not be searched has `unscannable` and `error`
-    instead.
+    numbers, long words and words that begin with a capital are masked likewise. A row that could not be
+    searched has `unscannable` and `error` instead.
     """
 
     uri: str
@@ -66,11 +65,12 @@ class PrivacyReport:
 
     def write(self) -> None:
         """Raises EagleError: the file cannot be written."""
-        from stages.artifacts.uri import filesystem, storage_errors
+        from stages.artifacts.uri import filesystem, local_path, storage_errors
 
         fs, path = filesystem(self.uri)
         with storage_errors(self.uri):
-            fs.makedirs(fs._parent(path), exist_ok=True)
+            if (local := local_path(self.uri)) is not None:
+                local.parent.mkdir(parents=True, exist_ok=True)
             fs.pipe_file(path, "".join(line + "\n" for line in self.lines()).encode())
 
 
@@ -89,7 +89,9 @@ def _shown(text: str, finding: Finding, others: list[Finding]) -> str:
 
 
 def _around(text: str) -> str:
-    return _DIGITS.sub("0", _WORD.sub(lambda match: mask(match[0]) if _may_tell(match[0]) else match[0], text))
+    return _DIGITS.sub(
+        "0", _WORD.sub(lambda match: mask(match[0]) if _may_tell(match[0]) else match[0], text)
+    )
 
 
 def _may_tell(word: str) -> bool:

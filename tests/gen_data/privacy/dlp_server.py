@@ -121,7 +121,7 @@ def running_dlp_server() -> Iterator[DlpServer]:
             """Says nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     try:

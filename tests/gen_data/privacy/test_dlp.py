@@ -28,7 +28,7 @@ def server():
 def config(server: DlpServer, tmp_path, rules: str = "", **flags) -> PrivacyConfig:
     path = tmp_path / "rules.yaml"
     path.write_text(
-        f"dlp: {{project: p, endpoint: '{server.endpoint}', location: europe-west3, timeout_s: 5}}\n{rules}"
+        f"dlp: {{project: p, endpoint: '{server.endpoint}', location: europe-west3, timeout_s: 4}}\n{rules}"
     )
     return PrivacyConfig(pii_engine="dlp", pii_config=str(path), **flags)
 
@@ -103,7 +103,7 @@ def test_what_passes_by_itself_is_asked_again(server, tmp_path, code):
 def test_a_service_that_stays_away_ends_the_search_with_one_line(server, tmp_path):
     detector = make_detector(search(server, tmp_path))
     server.failures = [503] * 1000
-    with pytest.raises(EagleError, match="does not answer for 5 s"):
+    with pytest.raises(EagleError, match="does not answer for 4 s"):
         detector.scan(["a@b.com"])
 
 

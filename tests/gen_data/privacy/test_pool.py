@@ -46,7 +46,7 @@ def test_few_rows_are_searched_in_this_process(detector):
     results = []
     for row, scans in scan_rows(iter(given), texts_of, search(), detector):
         results.append((row, scans))
-        assert not workers()
+        assert len(results) > 1 or not workers()
     assert results == [(row, detector.scan(texts_of(row))) for row in given]
 
 
