@@ -13,7 +13,6 @@ processes may use one cache, and a killed one leaves nothing held.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from stages.artifacts.file_lock import has_name, lock_exclusive, lock_shared, share, unlock
 from stages.artifacts.folder import Folder, LocalFolder, at_once, measure
 from stages.artifacts.manifest import STAGE_OF_KIND, Kind, Manifest, Shard
 from stages.artifacts.uri import free_bytes, join, storage_errors
@@ -268,7 +268,7 @@ def _identity(status: os.stat_result, entry: Shard) -> tuple[int, int, int, int,
 def _cached(entry: Shard, compare: bool) -> Held | None:
     """The copy, held; None when there is none. One that is damaged is removed."""
     path = _copy_path(entry)
-    descriptor = _locked_shared(path)
+    descriptor = lock_shared(path)
     if descriptor is None:
         return None
     held = Held(path, [descriptor])
@@ -285,26 +285,17 @@ def _cached(entry: Shard, compare: bool) -> Held | None:
     return held
 
 
-def _locked_shared(path: Path) -> int | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if _has_name(descriptor, path):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
 def _fetch(folder: Folder, entry: Shard, kind: Kind, path: Path, compare: bool) -> Held | None:
-    """Fetches the copy; None when another process has done so, or has come in between."""
+    """Fetches the copy; None when another has done so, or has come in between."""
     part = path.with_name(path.name + _PART)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = lock_exclusive(part, wait=False)
+    if descriptor is None:  # another fetches it; its lock is shared once it is done
+        if (done := lock_shared(part)) is not None:
+            os.close(done)
+        return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for another that fetches the same
-        if not _has_name(descriptor, part):
+        if not has_name(descriptor, part):
             return None
         try:
             if path.exists():
@@ -316,14 +307,14 @@ def _fetch(folder: Folder, entry: Shard, kind: Kind, path: Path, compare: bool) 
             part.unlink(missing_ok=True)
         if compare:
             _compared.add(_identity(os.fstat(descriptor), entry))
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not _has_name(descriptor, path):  # the lock is not held without a gap while it changes
+        share(descriptor)
+        if not has_name(descriptor, path):  # evicted in the moment between the two locks
             return None
-        descriptor, kept = -1, descriptor
+        descriptor, kept = None, descriptor
         return Held(path, [kept])
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        if descriptor is not None:
+            unlock(descriptor)
 
 
 def _download(folder: Folder, entry: Shard, kind: Kind, descriptor: int, compare: bool) -> None:
@@ -375,30 +366,29 @@ def _reserve(descriptor: int, entry: Shard) -> None:
 @contextmanager
 def _accounts() -> Iterator[None]:
     """One process at a time looks for room."""
-    descriptor = os.open(_artifacts() / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = lock_exclusive(_artifacts() / ".lock", wait=True)
+    assert descriptor is not None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
 def _evict(copy: _Copy) -> bool:
     """Removes a copy under all its names, unless a process holds it."""
     try:
-        descriptor = os.open(copy.paths[0], os.O_RDWR)
+        descriptor = lock_exclusive(copy.paths[0], wait=False, make=False)
     except FileNotFoundError:
         return False
+    if descriptor is None:
+        return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in copy.paths:
-            if _has_name(descriptor, path):
+            if has_name(descriptor, path):
                 path.unlink(missing_ok=True)
                 _remove_empty_tree(path.parent)
-    except BlockingIOError:
-        return False
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
     return True
 
 
@@ -409,18 +399,11 @@ def _remove_empty_tree(folder: Path) -> None:
             folder = folder.parent
 
 
-def _has_name(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _link(held: Held, path: Path) -> int:
     """Gives a copy another name, and passes its lock on."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     (descriptor,) = held._descriptors
-    while not _has_name(descriptor, path):
+    while not has_name(descriptor, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with suppress(FileNotFoundError):  # the folder, just empty, was removed
@@ -432,8 +415,7 @@ def _link(held: Held, path: Path) -> int:
             shutil.copyfile(held.path, temporary)
             os.replace(temporary, path)
             held.release()
-            descriptor = os.open(path, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            descriptor = lock_shared(path) or descriptor
         finally:
             temporary.unlink(missing_ok=True)
     held._descriptors.clear()

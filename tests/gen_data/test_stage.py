@@ -243,7 +243,7 @@ def test_joining_too_early_names_the_parts_that_are_missing_whichever_they_are(f
 
 def test_prompts_that_came_to_nothing_are_an_error_in_one_run_and_in_parts(folder):
     cut = {"max_new_tokens": 1, "drop_truncated": True}
-    with pytest.raises(EagleError, match=r"no prompt came to a conversation \(11 (truncated|degenerate)"):
+    with pytest.raises(EagleError, match=r"no prompt came to a conversation \(.*truncated"):
         run(config(folder, "cut", **cut), QUIET)
     assert artifact_state(str(folder / "cut")) == "partial"
     for index in range(2):
@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_target_shows_before_the_sources_are_read(folder):
     sources = {"prompts": [str(folder / "not-there.jsonl")]}
     make_tiny_target(folder / "plain", chat_template=None)
     for changes, message in (
-        ({"target": str(folder / "nowhere")}, "cannot load target"),
+        ({"target": str(folder / "nowhere")}, "nowhere is not a folder"),
         ({"target": str(folder / "plain")}, "no chat template"),
         ({"max_new_tokens": 512}, "leaves no room for a prompt in a context of 512 tokens"),
     ):
