@@ -297,24 +297,23 @@ def _fetch(folder: Folder, entry: Shard, kind: Kind, path: Path, compare: bool) 
     try:
         if not has_name(descriptor, part):
             return None
+        if path.exists():
+            part.unlink(missing_ok=True)
+            return None
         try:
-            if path.exists():
-                return None
             _reserve(descriptor, entry)
             twice(lambda: _download(folder, entry, kind, descriptor, compare))
             os.replace(part, path)
-        finally:
+        except BaseException:
             part.unlink(missing_ok=True)
+            raise
         if compare:
             _compared.add(_identity(os.fstat(descriptor), entry))
         share(descriptor)
-        if not has_name(descriptor, path):  # evicted in the moment between the two locks
-            return None
-        descriptor, kept = None, descriptor
-        return Held(path, [kept])
+        held = Held(path, [os.dup(descriptor)])
+        return held if has_name(descriptor, path) else None  # evicted in the moment between the two locks
     finally:
-        if descriptor is not None:
-            unlock(descriptor)
+        unlock(descriptor)
 
 
 def _download(folder: Folder, entry: Shard, kind: Kind, descriptor: int, compare: bool) -> None:
@@ -414,8 +413,9 @@ def _link(held: Held, path: Path) -> int:
                 raise
             shutil.copyfile(held.path, temporary)
             os.replace(temporary, path)
-            held.release()
-            descriptor = lock_shared(path) or descriptor
+            if (copied := lock_shared(path)) is not None:
+                held.release()
+                return copied
         finally:
             temporary.unlink(missing_ok=True)
     held._descriptors.clear()

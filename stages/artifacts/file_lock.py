@@ -1,7 +1,7 @@
 """Locks on local files (flock) among processes and threads; a process that is killed leaves none.
 
-A lock belongs to an open file, which a fork shares with the child. An exclusive one belongs to a thread at work,
-which the child does not have, so the child closes it at once.
+A lock belongs to an open file, which a fork shares with the child. An exclusive one belongs to a thread at
+work, which the child does not have, so the child closes it at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _exclusive: set[int] = set()
 
 
 def lock_exclusive(path: Path, *, wait: bool, make: bool = True) -> int | None:
-    """A descriptor of the file, which nobody else has locked then; None when somebody has and `wait` is not set.
+    """A descriptor of the file, locked by nobody else; None when somebody has and `wait` is not set.
 
     Args:
         make: whether to make the file if it is not there.
@@ -39,7 +39,7 @@ def lock_exclusive(path: Path, *, wait: bool, make: bool = True) -> int | None:
 
 
 def lock_shared(path: Path) -> int | None:
-    """A descriptor of the file, which nobody has locked exclusively then; waits. None when it is not there."""
+    """A descriptor of the file, once nobody has locked it exclusively; None when it is not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

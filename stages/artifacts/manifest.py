@@ -125,11 +125,16 @@ class Manifest(_Record):
 
     @property
     def digest(self) -> str:
-        """sha256 of the manifest as canonical JSON, without the time and the tool's version.
+        """sha256 of the manifest as canonical JSON, without the time, the tool's version, and how inputs and
+        the target were named.
 
-        Equal digests mean equal settings, inputs and content.
+        Equal digests mean equal settings, inputs and content, wherever they were made.
         """
         content = self.model_dump(mode="json", exclude={"created", "tool_version"})
+        for parent in content["parents"]:
+            del parent["uri"]
+        if content["target"]:
+            del content["target"]["name"]
         return hashlib.sha256(canonical_json(content)).hexdigest()
 
     def to_json(self) -> bytes:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -347,7 +347,11 @@ def with_own_ids(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
 
 def prompts_digest(prompts: Iterable[Prompt]) -> str:
     """SHA-256, as hex digits, of all that the prompts say, in their order."""
-    return hashlib.sha256(b"".join(_digest(astuple(prompt)) for prompt in prompts)).hexdigest()
+    names = [field.name for field in fields(Prompt)]
+    whole = hashlib.sha256()
+    for prompt in prompts:
+        whole.update(_digest([getattr(prompt, name) for name in names]))
+    return whole.hexdigest()
 
 
 def _digest(texts: Sequence[object]) -> bytes:

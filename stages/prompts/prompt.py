@@ -24,7 +24,7 @@ there, `inside_conversation` is an answer or lacks its beginning, `cut_off` is w
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What users said in one conversation, without the answers.
 

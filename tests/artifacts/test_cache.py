@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,44 @@ def test_a_folder_of_an_artifact_is_a_folder_and_shares_its_copies(fetched: list
     assert (whole / paths(artifact)[1]).read_bytes() == content(1)
     assert whole / "target" == folder
     assert len(fetched) == 4
+
+
+def test_a_folder_is_made_where_there_are_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*paths: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    artifact = remote("memory://nolinks", 5)
+    monkeypatch.setattr("os.link", no_links)
+    with artifact.pinned("target") as folder:
+        for path in paths(artifact):
+            artifact.pinned(path).release()
+        assert (folder / "config.json").read_bytes() == b"{}"
+        assert (folder / "deep/tokenizer.json").read_bytes() == b"[]"
+
+
+def test_who_waits_for_a_copy_gets_it_while_the_one_that_fetched_it_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    artifact = remote("memory://waits")
+    name, go, fetching = paths(artifact)[0], threading.Event(), threading.Event()
+    blocks = ObjectFolder.blocks
+
+    def slow(self: ObjectFolder, name: str, size: int) -> Iterator[bytes]:
+        fetching.set()
+        assert go.wait(10)
+        return blocks(self, name, size)
+
+    monkeypatch.setattr(ObjectFolder, "blocks", slow)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(artifact.pinned, name)
+        assert fetching.wait(10)
+        others = [pool.submit(artifact.pinned, name) for _ in range(2)]
+        threading.Event().wait(0.05)
+        go.set()
+        held = [one.result(10) for one in (first, *others)]
+    for one in held:
+        assert one.path.read_bytes() == content(0)
+        one.release()
 
 
 def test_the_copies_used_longest_ago_go_first_and_all_names_of_a_copy_go_with_it() -> None:

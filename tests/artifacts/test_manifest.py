@@ -45,8 +45,12 @@ def test_a_manifest_reads_back_as_it_was_written() -> None:
     assert parse_manifest(manifest().to_json(), "runs/x") == manifest()
 
 
-def test_digest_is_blind_to_time_and_tool_version_only() -> None:
+def test_digest_is_blind_to_time_tool_version_and_names_only() -> None:
     digest = manifest().digest
+    assert manifest(parents=(Parent(uri="gs://b/a", kind="conversations", digest="a" * 64),)).digest == digest
+    assert manifest(target=TARGET.model_copy(update={"name": "b"})).digest == digest
+    assert manifest(parents=(Parent(uri="runs/a", kind="conversations", digest="c" * 64),)).digest != digest
+    assert manifest(target=TARGET.model_copy(update={"dtype": "float32"})).digest != digest
     assert manifest(created="2031-01-01T00:00:00+00:00", tool_version="2.0").digest == digest
     assert manifest(config={"layers": [1, 2], "seed": 0}).digest == digest
     assert manifest(config={"seed": 1, "layers": [1, 2]}).digest != digest
