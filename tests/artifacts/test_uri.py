@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.artifacts import artifact_state
+from stages.artifacts import artifact_state, free_bytes
 from stages.artifacts import uri as uri_module
 from stages.artifacts.uri import filesystem, join, local_path, storage_errors
 from stages.errors import EagleError
@@ -90,3 +91,10 @@ def test_importing_artifacts_imports_nothing_heavy() -> None:
     heavy = ["torch", "fsspec", "gcsfs", "aiohttp", "numpy"]
     code = f"import sys, stages.artifacts; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_room_is_that_of_the_disk_where_a_folder_will_be(tmp_path: Path) -> None:
+    free = free_bytes(str(tmp_path / "not" / "yet"))
+    assert free is not None
+    assert 0 < free <= shutil.disk_usage(tmp_path).total
+    assert free_bytes("gs://bucket/x") is None
