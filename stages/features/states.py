@@ -15,8 +15,11 @@ from stages.features.storage import StorageFormat, finite
 from stages.features.token_rows import TokenRow, TokenRows
 from stages.targets import FeatureTaps, Target
 
-LOGITS_BYTES = 64 * 2**20
-"""Of logits held at a time."""
+LOGITS_BYTES = 32 * 2**20
+"""Of logits held at a time on a CPU, whose cache they should not outgrow by far."""
+
+GPU_LOGITS_BYTES = 512 * 2**20
+"""The same on a GPU, which reads all of the output layer for each part."""
 
 _BLOCK = 128
 
@@ -125,7 +128,8 @@ def pack_states(aux: Tensor, last: Tensor, target_argmax: Tensor, storage: Stora
 
 def most_likely_tokens(target: Target, last: Tensor) -> Tensor:
     """The target's greedy choices [S] int32 after the states [S, h]; makes few logits at a time."""
-    chunk = max(1, LOGITS_BYTES // (target.dtype.itemsize * target.vocab_size))
+    most = LOGITS_BYTES if last.device.type == "cpu" else GPU_LOGITS_BYTES
+    chunk = max(1, most // (target.dtype.itemsize * target.vocab_size))
     choices = [first_of_largest(target.logits(part)) for part in last.split(chunk)]
     return torch.cat(choices).to(torch.int32) if choices else last.new_zeros(0, dtype=torch.int32)
 
