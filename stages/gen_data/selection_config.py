@@ -48,8 +48,8 @@ class SelectionConfig(BaseModel):
         default=0.8,
         gt=0,
         le=1,
-        description="Similarity (Jaccard, of runs of five characters) from which a prompt counts as asked "
-        "before; 1 leaves out equal prompts only.",
+        description="Similarity (Jaccard, of runs of five characters of what users say) from which a prompt "
+        "counts as asked before; 1 leaves out equal prompts only.",
     )
     exclude: list[str] = Field(
         default=[],

@@ -136,7 +136,7 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
             scrubber.forget_prompts()
     else:
         prompts = chosen
-    prompts = fitting(target, prompts, answering, tally, needed=config.part is None)
+    prompts = fitting(target, prompts, answering, tally, report, needed=config.part is None)
     if config.dry_run:
         return plan(config, target, prompts, answering, tally, scrubber)
     with ArtifactWriter.open(
@@ -209,7 +209,13 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
 
 
 def fitting(
-    target: Target, prompts: list[Prompt], answering: AnswerSettings, tally: Tally, *, needed: bool
+    target: Target,
+    prompts: list[Prompt],
+    answering: AnswerSettings,
+    tally: Tally,
+    report: Reporter,
+    *,
+    needed: bool,
 ) -> list[Prompt]:
     """The prompts whose first turn leaves room for an answer in the target's context; the others are counted.
 
@@ -221,12 +227,14 @@ def fitting(
     """
     room = answering.room(target)
     fit, refusal = [], ""
-    for prompt in prompts:
-        dialogue = Dialogue(prompt)
-        if dialogue.ask(target, room):
-            fit.append(prompt)
-        tally.count(prompt.source, dialogue.ended or KEPT)
-        refusal = refusal or dialogue.refusal
+    with report.task("measuring prompts", total=len(prompts)) as task:
+        for prompt in prompts:
+            dialogue = Dialogue(prompt)
+            if dialogue.ask(target, room):
+                fit.append(prompt)
+            tally.count(prompt.source, dialogue.ended or KEPT)
+            refusal = refusal or dialogue.refusal
+            task.advance()
     if not fit and needed:
         raise EagleError(
             f"none of {len(prompts):,} prompts can be asked with {answering.max_new_tokens:,} new tokens in "

@@ -101,6 +101,8 @@ def _opened(src: str) -> Iterator[IO[bytes]]:
     if not fs.isfile(path):
         if fs.isdir(path):
             raise EagleError(f"{src} is a folder: give a pattern such as {src.rstrip('/')}/*.jsonl")
+        if fs.exists(path):
+            raise EagleError(f"{src} is no regular file: write the prompts to one first")
         raise EagleError(f"prompts {src} not found: check the path")
     with fs.open(path, "rb") as opened:
         yield opened

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from stages.prompts.messages import is_message
-from stages.prompts.row import Broken, BrokenOffError
+from stages.prompts.row import LONGEST_ROW, Broken, BrokenOffError
 from stages.prompts.shapes import MESSAGE_FIELDS, PREFERENCE_FIELDS, TEXT_FIELDS, TOOL_FIELDS
 from stages.prompts.streams import peeked, some
 
@@ -44,8 +44,14 @@ def json_lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file, start=1):
-        if not line.isspace():
+    number = 0
+    while line := file.readline(LONGEST_ROW):
+        number += 1
+        if len(line) == LONGEST_ROW and not line.endswith(b"\n"):
+            while (rest := file.readline(_CHUNK)) and not rest.endswith(b"\n"):
+                pass
+            yield number, Broken("bad_json", f"is longer than {LONGEST_ROW:,} bytes")
+        elif not line.isspace():
             yield number, _line_value(line)
 
 
@@ -223,8 +229,13 @@ class _Text:
             try:
                 value, end = _decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if self._may_go_on(error) and self._more():
-                    continue
+                if self._may_go_on(error):
+                    if len(self._text) - self._at > LONGEST_ROW:
+                        raise BrokenOffError(
+                            "bad_json", f"a row is longer than {LONGEST_ROW:,} characters"
+                        ) from None
+                    if self._more():
+                        continue
                 if self._ends_in(error):
                     raise BrokenOffError("cut_off", "its JSON ends too early") from None
                 problem = f"{error.msg} at {self.place(error.pos)}"

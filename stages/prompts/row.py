@@ -7,6 +7,10 @@ from typing import Any
 
 from stages.prompts.prompt import Reason, Rejected
 
+LONGEST_ROW = 1 << 28
+"""Most bytes or characters of one row, a quarter of a gigabyte: a file without line ends, or with a quote
+that nothing closes, must not take all memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stages.prompts.row import Broken, BrokenOffError
+from stages.prompts.row import LONGEST_ROW, Broken, BrokenOffError
 
 _BATCH = 1024
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
@@ -66,7 +65,7 @@ def csv_rows(file: IO[bytes], delimiters: str = ",;\t") -> Iterator[tuple[int, A
     Raises:
         BrokenOffError: behind the rows before it: the file ends within quotes.
     """
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(LONGEST_ROW)
     lines = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     head = lines.readline()
     names, reader = _header(head, lines, next((mark for mark in delimiters if mark in head), delimiters[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ CONNECT_S, READ_S = 10.0, 60.0
 """Longest waits, in seconds: for a connection, and for the next bytes."""
 
 _BUSY = (429, 500, 502, 503, 504)
-_TRIES, _PAUSE_S = 3, 0.5
+_TRIES, _REDIRECTS, _PAUSE_S = 3, 10, 0.5
 
 
 @contextmanager
@@ -31,6 +32,7 @@ def open_web(url: str) -> Iterator[IO[bytes]]:
     Raises:
         EagleError: there is none, the server refuses, does not answer, or breaks off.
     """
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it prints every try
     with _manager(url) as manager:
         try:
             response = manager.request("GET", url, preload_content=False, decode_content=False)
@@ -48,8 +50,11 @@ def open_web(url: str) -> Iterator[IO[bytes]]:
 
 def _manager(url: str) -> urllib3.PoolManager:
     retries = urllib3.Retry(
-        total=_TRIES,
-        redirect=10,
+        total=None,
+        connect=1,
+        read=1,
+        status=_TRIES,
+        redirect=_REDIRECTS,
         backoff_factor=_PAUSE_S,
         backoff_max=CONNECT_S,
         status_forcelist=_BUSY,

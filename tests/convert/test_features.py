@@ -344,7 +344,7 @@ def test_a_complete_artifact_is_left_alone_and_a_changed_source_refused(
     content = torch.load(source / "rows_0-4" / "data_2.ckpt")
     content["aux_hidden_state"] += 1
     torch.save(content, source / "rows_0-4" / "data_2.ckpt")
-    assert "source-digest" in refusal(source, tmp_path / "f", path)
+    assert "other content of source" in refusal(source, tmp_path / "f", path)
 
 
 class Payload:

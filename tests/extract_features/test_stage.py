@@ -359,9 +359,9 @@ def test_a_killed_run_continues_to_what_an_uninterrupted_one_makes(
     settings = {"forward_tokens": 40, "shard_bytes": 6_000, "dtype": "float32", "device": "cpu"}
     names = {"target": str(target), "conversations": source, "output": str(tmp_path / "killed")}
     command = [sys.executable, "-c", KILLED_RUN, json.dumps(settings | names)]
-    killed = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    # With as many threads as the runs below: another number may add up in another order.
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert artifact_state(str(tmp_path / "killed")) == "partial"
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("features-*")}

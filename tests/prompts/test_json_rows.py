@@ -136,6 +136,15 @@ def test_a_line_that_is_not_json_costs_no_other(line, reason):
     assert (broken.reason, "\n" in broken.detail) == (reason, False)
 
 
+def test_rows_without_an_end_do_not_take_all_memory(monkeypatch):
+    monkeypatch.setattr("stages.prompts.json_rows.LONGEST_ROW", 3_000_000)
+    long = json.dumps({"prompt": "x" * 5_000_000}).encode()
+    first, broken, last = rows(b'{"prompt": "a"}\n' + long + b'\n{"prompt": "b"}\n', json_lines)
+    assert (first, last) == ({"prompt": "a"}, {"prompt": "b"})
+    assert broken.reason == "bad_json"
+    assert until_it_breaks(b'[{"prompt": "a"}, ' + long + b"]") == ([{"prompt": "a"}], "bad_json")
+
+
 def test_lines_are_numbered_as_an_editor_does():
     numbers = [number for number, _ in json_lines(io.BytesIO(b'\n{"a": 1}\n\n\n[1]\n'))]
     assert numbers == [2, 5]

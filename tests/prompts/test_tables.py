@@ -67,6 +67,14 @@ def test_a_quote_without_an_end_is_no_text():
         next(rows)
 
 
+def test_a_quote_that_takes_in_too_much_costs_its_row(monkeypatch):
+    monkeypatch.setattr("stages.prompts.tables.LONGEST_ROW", 1000)
+    first, broken, *others = table('prompt\na\n"b\n' + "c\n" * 1000 + "d\n")
+    assert first == {"prompt": "a"}
+    assert broken.reason == "bad_csv"
+    assert others[-1] == {"prompt": "d"}
+
+
 def test_parquet_gives_lists_of_objects_dictionaries_and_nulls():
     messages = [[{"role": "user", "content": "a", "name": None}], None]
     kinds = pa.table({"messages": messages, "tag": pa.array(["x", None]).dictionary_encode()})

@@ -44,9 +44,8 @@ class Server(BaseHTTPRequestHandler):
         self.send_response(code)
         for name, value in headers:
             self.send_header(name, value)
-        if length is None and code == 200:
-            self.send_header("Connection", "close")
-        else:
+        self.send_header("Connection", "close")
+        if length is not None or code != 200:
             self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         self.wfile.write(body)
