@@ -45,9 +45,11 @@ def test_states_are_those_of_transformers_on_each_row_alone(family: str) -> None
         aux.append(torch.cat([shown.hidden_states[layer][0] for layer in LAYERS], dim=-1))
         last.append(shown.hidden_states[-1][0, positions])
         argmax.append(shown.logits[0, positions].argmax(-1))
+    # Recurrent layers add up in chunks of the batch's length, so their sums round differently.
+    near = 1e-4 if family.endswith(("linear attention", "state space")) else 1e-5
     for found in (together, joined(alone)):
-        torch.testing.assert_close(found.aux, torch.cat(aux), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found.last, torch.cat(last), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.aux, torch.cat(aux), rtol=near, atol=near)
+        torch.testing.assert_close(found.last, torch.cat(last), rtol=near, atol=near)
         assert found.target_argmax.tolist() == torch.cat(argmax).tolist()
     assert together.target_argmax.unique().numel() > 1
 
