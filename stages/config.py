@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
@@ -73,6 +73,15 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text_is_unicode(cls, given: object) -> object:
+        """Neither a tokenizer nor a manifest takes the bytes of a command line that are no UTF-8."""
+        for text in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+                raise ValueError("is not text in UTF-8")
+        return given
 
 
 class ModelConfig(StageConfig):

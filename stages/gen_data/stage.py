@@ -30,11 +30,10 @@ from stages.decoding import GenerationResult
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
 from stages.gen_data.engines.start import load_for_engine, start_engine
+from stages.gen_data.exclusion import Exclusion, allowed
 from stages.gen_data.privacy.scrubber import Scrubber
 from stages.gen_data.rollout import Answers, AnswerSettings, Dialogue, roll_out
 from stages.gen_data.selection import (
-    Exclusion,
-    allowed,
     distinct,
     prompts_digest,
     read_sources,

@@ -355,6 +355,8 @@ def test_a_chat_template_can_be_given_and_is_part_of_the_targets_identity(folder
         {"shard_index": 2, "num_shards": 2},
         {"temperature": 0, "answers_per_prompt": 2},
         {"max_new_tokens": 64, "max_model_len": 64},
+        {"system_prompt": "caf\udce9"},
+        {"prompts": ["p\udcff.jsonl"]},
     ],
 )
 def test_settings_out_of_range_are_refused(folder, change):
