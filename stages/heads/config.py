@@ -14,6 +14,16 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+
+
 class Eagle3Config(BaseModel):
     """What fixes the shapes and the maths of an EAGLE-3 head (arXiv 2503.01840, section 3).
 
@@ -52,10 +62,18 @@ class Eagle3Config(BaseModel):
             target_config: the target's transformers config, or the dict of its ``config.json``.
             draft_vocab_size: number of target tokens the head can propose.
             feature_layers: the target's layers whose inputs are the features; None for EAGLE-3's own.
+
+        Raises:
+            EagleError: the config does not name its sizes as Llama's does.
         """
         read: Callable[[str], Any] = (
             target_config.get if isinstance(target_config, Mapping) else _attribute_reader(target_config)
         )
+        if missing := [name for name in _SIZES if not read(name)]:
+            raise EagleError(
+                f"no head can be shaped for a {read('model_type') or 'such a'} target, its config has no "
+                f"{', '.join(missing)}: use a target of another family"
+            )
         heads = read("num_attention_heads")
         rope = dict(read("rope_parameters") or read("rope_scaling") or {})
         theta = rope.pop("rope_theta", None) or read("rope_theta") or 10000.0

@@ -7,7 +7,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from transformers import LlamaConfig
+from transformers import GPT2Config, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from stages.artifacts import ArtifactWriter, open_artifact
@@ -200,3 +200,9 @@ def test_a_loaded_head_turns_by_unrounded_angles(tmp_path, scaling: dict | None)
     loaded = load_head(artifact, dtype=torch.bfloat16, device="cpu")
     assert torch.equal(loaded.rotary.frequencies, RotaryEmbedding(config).frequencies)
     assert loaded.rotary.frequencies.dtype == torch.float32
+
+
+def test_a_target_whose_config_is_not_like_llamas_is_refused_by_name() -> None:
+    config = GPT2Config(n_layer=8)
+    with pytest.raises(EagleError, match="for a gpt2 target, its config has no "):
+        Eagle3Config.from_target(config.to_dict(), 40)
