@@ -317,9 +317,9 @@ def test_a_killed_run_continues_to_what_an_uninterrupted_one_makes(
     source = write_speculators(tmp_path / "theirs", target, chats)
     fields = {"source": str(source), "output": str(tmp_path / "killed"), "target": path, "shard_bytes": 4000}
     command = [sys.executable, "-c", KILLED_RUN, json.dumps(fields | {"device": "cpu"})]
-    killed = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    # With as many threads as the runs below: another number may add up in another order.
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert artifact_state(str(tmp_path / "killed")) == "partial"
     before = {each.name: each.stat().st_mtime_ns for each in (tmp_path / "killed").glob("features-*")}
