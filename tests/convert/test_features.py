@@ -329,7 +329,8 @@ def test_a_killed_run_continues_to_what_an_uninterrupted_one_makes(
     convert(source, tmp_path / "whole", path, shard_bytes=4000)
     assert manifest_of(tmp_path / "killed").digest == manifest_of(tmp_path / "whole").digest
     after = {each.name: each.stat().st_mtime_ns for each in (tmp_path / "killed").glob("features-*")}
-    assert before.items() < after.items()
+    committed = sorted(before.items())[:-1]  # the last one may have been written and not yet recorded
+    assert set(committed) < set(after.items())
 
 
 def test_a_complete_artifact_is_left_alone_and_a_changed_source_refused(

@@ -373,7 +373,8 @@ def test_a_killed_run_continues_to_what_an_uninterrupted_one_makes(
     assert resumed.shards == whole.shards
     assert resumed.digest == whole.digest
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("features-*")}
-    assert before.items() < after.items()
+    committed = sorted(before.items())[:-1]  # the last one may have been written and not yet recorded
+    assert set(committed) < set(after.items())
 
 
 def test_a_complete_artifact_is_left_alone(target: Path, source: str, tmp_path: Path) -> None:
