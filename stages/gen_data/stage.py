@@ -14,8 +14,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from pydantic import BaseModel
-
 from stages.artifacts import (
     ArtifactWriter,
     Manifest,
@@ -32,6 +30,7 @@ from stages.gen_data.config import GenDataConfig
 from stages.gen_data.engines.start import load_for_engine, start_engine
 from stages.gen_data.exclusion import Exclusion, allowed
 from stages.gen_data.privacy.scrubber import Scrubber
+from stages.gen_data.result import GenDataPlan, GenDataResult
 from stages.gen_data.rollout import Answers, AnswerSettings, Dialogue, roll_out
 from stages.gen_data.selection import (
     distinct,
@@ -49,78 +48,11 @@ TRIAL_TOKENS = 16
 """Tokens of each answer that `--dry-run` times."""
 
 
-class GenDataResult(BaseModel):
-    """What the stage made, or found complete (`seconds` 0).
-
-    Attributes:
-        response_tokens: tokens that the target sampled, of `tokens` in all.
-        cut_rows: rows whose last answer was cut at the longest answer allowed.
-        sources: by source, the rows `read`, those `kept`, and those left out by reason.
-        ended: dialogues that ended before their last turn, by reason; also those with rows.
-        pii: findings in prompts, by kind; also those of prompts left out.
-        pii_by_source: the same by source and kind.
-        pii_rows: prompts with findings that were kept, replaced or flagged, by source.
-        pii_in_answers: findings in answers, by source and kind.
-    """
-
-    output: str
-    rows: int
-    tokens: int
-    response_tokens: int
-    cut_rows: int
-    sources: dict[str, dict[str, int]]
-    ended: dict[str, int]
-    pii: dict[str, int]
-    pii_by_source: dict[str, dict[str, int]] = {}
-    pii_rows: dict[str, int] = {}
-    pii_in_answers: dict[str, dict[str, int]] = {}
-    shards: int
-    bytes: int
-    seconds: float
-
-    def summary(self) -> str:
-        made = f"in {self.seconds:.1f} s" if self.seconds else "already complete"
-        notes = [*_notes(self.sources, self.pii), f"{self.shards} shards, {made}"]
-        return "; ".join(
-            [
-                f"{self.output}: {self.rows:,} conversations, {self.response_tokens:,} response tokens of "
-                f"{self.tokens:,}, {self.cut_rows:,} answers cut",
-                *notes,
-            ]
-        )
-
-
-class GenDataPlan(BaseModel):
-    """What a run would do.
-
-    Attributes:
-        prompts, turns: to be answered.
-        tokens_per_s: sampled tokens a second, of a short trial.
-        most_seconds: how long it takes at that rate if every answer has full length.
-    """
-
-    output: str
-    sources: dict[str, dict[str, int]]
-    pii: dict[str, int]
-    prompts: int
-    turns: int
-    tokens_per_s: float
-    most_seconds: float
-
-    def summary(self) -> str:
-        notes = "; ".join(_notes(self.sources, self.pii)) or "nothing left out"
-        return (
-            f"{self.output} would have {self.prompts:,} conversations with {self.turns:,} answers; {notes}; "
-            f"at {self.tokens_per_s:,.0f} tokens a second it takes {self.most_seconds / 60:,.0f} minutes at "
-            "most; nothing was written"
-        )
-
-
 def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     """Raises EagleError: unreadable prompts, a target without chat template, nothing left to answer."""
     start = time.monotonic()
     if config.joins is not None:
-        return _result(config.output, join_parts(config, config.joins), time.monotonic() - start)
+        return GenDataResult.of(config.output, join_parts(config, config.joins), time.monotonic() - start)
     tally, scrubber = Tally(), Scrubber(config)
     target = load_for_engine(config)  # first, and tried: reading the sources may take long
     answering = answer_settings(config)
@@ -147,14 +79,14 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
         part=config.part,
     ) as writer:
         if writer.finished:
-            return _result(writer.uri, writer.finished, seconds=0.0)
+            return GenDataResult.of(writer.uri, writer.finished, seconds=0.0)
         answer(config, target, prompts, answering, scrubber, writer, report)
         counts = _counts(writer, tally, scrubber)
         if config.part is None:
             refuse_nothing(counts)
         manifest = writer.finish(counts)
     scrubber.write_report()
-    return _result(writer.uri, manifest, seconds=time.monotonic() - start)
+    return GenDataResult.of(writer.uri, manifest, seconds=time.monotonic() - start)
 
 
 def answer_settings(config: GenDataConfig) -> AnswerSettings:
@@ -252,9 +184,7 @@ def plan(
     scrubber: Scrubber,
 ) -> GenDataPlan:
     """What a run with these prompts would do; times a few short answers."""
-    trial = answer_settings(
-        config.model_copy(update={"max_new_tokens": TRIAL_TOKENS, "answers_per_prompt": 1})
-    )
+    trial = replace(answering, max_new_tokens=min(TRIAL_TOKENS, answering.max_new_tokens), samples=1)
     sampled = 0
 
     def count(result: GenerationResult, over: bool) -> None:
@@ -265,7 +195,7 @@ def plan(
     with closing(start_engine(config, target)) as engine:
         start = time.monotonic()
         roll_out(target, first_turns, trial, engine, count)
-    rate = sampled / (time.monotonic() - start)
+        rate = sampled / (time.monotonic() - start)  # without the time that an engine takes to stop
     turns = sum(len(prompt.turns) for prompt in prompts) * answering.samples
     return GenDataPlan(
         output=config.output,
@@ -375,21 +305,3 @@ def _counts(writer: ArtifactWriter, tally: Tally, scrubber: Scrubber) -> dict[st
             tally.count(source, reason, prompts)
             tally.count(source, KEPT, -prompts)
     return counts | {"sources": tally.record()} | scrubber.counts()
-
-
-def _notes(sources: dict[str, dict[str, int]], pii: dict[str, int]) -> list[str]:
-    left_out = describe_left_out(sources)
-    return [
-        *([f"left out: {left_out}"] if left_out else []),
-        *([f"personal data: {', '.join(f'{n:,} {kind}' for kind, n in pii.items())}"] if pii else []),
-    ]
-
-
-def _result(output: str, manifest: Manifest, seconds: float) -> GenDataResult:
-    made = {
-        "output": output,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
-        "seconds": seconds,
-    }
-    return GenDataResult.model_validate(manifest.counts | made)

@@ -11,7 +11,8 @@ from stages.artifacts import artifact_state, open_artifact
 from stages.artifacts.conversations import read_conversations
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
-from stages.gen_data.stage import GenDataPlan, run
+from stages.gen_data.result import GenDataPlan
+from stages.gen_data.stage import run
 from stages.progress import Reporter
 from tests.tiny import CHAT_TEMPLATE, make_tiny_target, write_jsonl
 
