@@ -10,7 +10,7 @@ import torch
 
 from kernels import accept_tree
 from stages.decoding.decoder import PREFILL_CHUNK, FinishReason
-from stages.decoding.sampling import SamplingParams, SamplingTensors, filter_logits
+from stages.decoding.sampling import SamplingParams, SamplingTensors, TokenHistory, process_logits
 from stages.errors import EagleError
 from stages.targets import SlotCache, SlotForward, SlotStep, Target
 
@@ -41,6 +41,15 @@ class _Running:
     cap: int
     end_ids: frozenset[int]
     output: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        adjusts = self.request.params.adjusts
+        self.history = TokenHistory(self.request.prompt_ids) if adjusts else None
+
+    def add(self, token: int) -> None:
+        self.output.append(token)
+        if self.history is not None:
+            self.history.extend([token])
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -120,7 +129,7 @@ def _start(
         )
         for request in group
     ]
-    _choose(target, last, ends[:, None], started)
+    _choose(target, forward, last, ends[:, None], started)
     return started
 
 
@@ -131,20 +140,26 @@ def _step(target: Target, forward: SlotForward, running: list[_Running]) -> None
     forward.cache.reserve(max(lengths) + 1)
     positions = torch.tensor(lengths, device=target.device)[:, None]
     states = forward(tokens, positions, SlotStep.causal(forward.cache, 0, lengths, 1))
-    _choose(target, states.last, positions, running)
+    _choose(target, forward, states.last, positions, running)
 
 
 @torch.inference_mode()
-def _choose(target: Target, last: torch.Tensor, positions: torch.Tensor, running: list[_Running]) -> None:
+def _choose(
+    target: Target,
+    forward: SlotForward,
+    last: torch.Tensor,
+    positions: torch.Tensor,
+    running: list[_Running],
+) -> None:
     """Draw each sequence's next token from its state in last [B, 1, h]; positions [B, 1] are those of the
     states."""
     params = [r.request.params for r in running]
     keys = SamplingTensors.of(params, target.device)
-    logits = filter_logits(target.logits(last), params)
+    logits = process_logits(forward.logits(last), params, [r.history for r in running])
     root = torch.full_like(positions, -1)
     drawn = accept_tree(logits, root, root, positions, keys.temperature, keys.seed, keys.sample).token
     for sequence, token in zip(running, drawn.tolist(), strict=True):
-        sequence.output.append(token)
+        sequence.add(token)
 
 
 def _finish(cache: SlotCache, running: list[_Running]) -> Iterator[GenerationResult]:

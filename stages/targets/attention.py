@@ -16,8 +16,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kernels import tree_attention, tree_mask
+from kernels.cpu import DTYPES, load_ops
 from stages.errors import EagleError
-from stages.targets.slots import SlotStep
+from stages.targets.slots import RowStep, SlotStep
 
 SLOT_ATTENTION = "eagle_slots"
 
@@ -29,7 +30,7 @@ def slot_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    slots: SlotStep | None = None,
+    slots: SlotStep | RowStep | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Store the new keys and values in their slots and attend over prefix and tree.
@@ -47,6 +48,12 @@ def slot_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if kwargs.get("s_aux") is not None:
         raise EagleError("this target's attention uses sinks, which decoding does not support yet")
+    if isinstance(slots, RowStep):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        window, softcap = kwargs.get("sliding_window"), kwargs.get("softcap")
+        return attend_rows(
+            slots, module.layer_idx, query, key, value, scale=scale, window=window, softcap=softcap
+        ), None
     out = attend(
         slots,
         module.layer_idx,
@@ -58,6 +65,24 @@ def slot_attention(
         softcap=kwargs.get("softcap"),
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def attend_rows(
+    step: RowStep,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """``attend`` over rows, by the CPU op: query [1, Hq, M, D], key and value [1, Hkv, M, D] to [1, M, Hq,
+    D]."""
+    return torch.ops.eagle_cpu.attend(
+        query, key, value, step.places, step.where, layer, scale, window or 0, softcap or 0.0
+    )
 
 
 def attend(
@@ -73,6 +98,11 @@ def attend(
 ) -> Tensor:
     """Write new keys and values [B, Hkv, N, D] into the step's slots, and attend from query [B, Hq, N, D]:
     same shape."""
+    if query.device.type == "cpu" and query.dtype in DTYPES and load_ops() is None:
+        rows = RowStep(step.places, step.cache.where)
+        q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))
+        out = attend_rows(rows, layer, q, k, v, scale=scale, window=window, softcap=softcap)
+        return out.view(step.batch, step.nodes, *out.shape[2:]).transpose(1, 2)
     keys, values = step.write(layer, key, value)
     if step.ancestors is None:
         return _prefill_attention(query, keys, values, step, scale, window, softcap)

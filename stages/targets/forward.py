@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.targets.slots import SlotCache, SlotStep
+from stages.targets.slots import RowStep, SlotCache, SlotStep
 from stages.targets.taps import FeatureTaps
 from stages.targets.target import Target
 
@@ -22,25 +22,76 @@ class TargetStates:
 
 class SlotForward:
     """Runs a target's layers over the tokens of a ``SlotStep`` and, when asked, returns the EAGLE features
-    too."""
+    too.
+
+    On a CPU every row's result has the same bits whatever rows are beside it, so that a tree verified at once
+    gives what its tokens give one by one, in bfloat16 too (where the layers are; routed experts are not).
+    """
 
     def __init__(self, target: Target, cache: SlotCache, *, layers: tuple[int, int, int] | None) -> None:
         """``layers`` are those whose inputs are the features; without them it can only decode plainly."""
         self.cache = cache
+        self._target = target
         self._decoder = target.decoder
-        self._taps = FeatureTaps(target.decoder, layers) if layers else None
+        self._layers = layers
+        self._cpu = target.cpu
+        fused = self._cpu is not None and self._cpu.decoder is not None
+        self._taps = FeatureTaps(target.decoder, layers) if layers and not fused else None
 
     @torch.inference_mode()
     def __call__(
         self, tokens: Tensor, positions: Tensor, step: SlotStep, *, tap: bool = False
     ) -> TargetStates:
-        """tokens and positions int64 [B, N]; ``tap`` needs the hooks."""
+        """tokens and positions int64 [B, N]; ``tap`` needs the layers."""
+        if self._cpu is not None:
+            states = self.rows(tokens.flatten(), positions.flatten(), step.places, tap=tap)
+            last = states.last.view(*tokens.shape, -1)
+            features = None if states.features is None else states.features.view(*tokens.shape, -1)
+            return TargetStates(last, features)
         # A four-dimensional mask makes transformers skip building its own; attention reads the step's.
         out = self._decoder(
             input_ids=tokens, position_ids=positions, attention_mask=step.mask, use_cache=False, slots=step
         )
-        features = self._taps.take() if tap and self._taps is not None else None
-        return TargetStates(out.last_hidden_state, features)
+        return TargetStates(out.last_hidden_state, self._take(tap))
+
+    @torch.inference_mode()
+    def rows(self, tokens: Tensor, positions: Tensor, places: Tensor, *, tap: bool = False) -> TargetStates:
+        """A forward over rows of any sequences, on a CPU with its ops.
+
+        Args:
+            tokens, positions: int64 [M].
+            places: int64 [M, 4], see ``RowStep``.
+
+        Returns:
+            States [M, h] and features [M, 3h].
+        """
+        assert self._cpu is not None
+        step = RowStep(places, self.cache.where)
+        if self._cpu.decoder is not None:
+            tapped = self._layers if tap and self._layers else ()
+            return TargetStates(*self._cpu.decoder(tokens, positions, step, tapped))
+        out = self._decoder(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            attention_mask=tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
+            use_cache=False,
+            slots=step,
+        )
+        features = self._take(tap)
+        return TargetStates(out.last_hidden_state[0], None if features is None else features[0])
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Logits [..., V] of states [..., h] after the final norm."""
+        output = self._cpu.output if self._cpu is not None else None
+        return self._target.logits(last, output)
+
+    def _take(self, tap: bool) -> Tensor | None:
+        return self._taps.take() if tap and self._taps is not None else None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether ``rows`` can be called."""
+        return self._cpu is not None
 
     def close(self) -> None:
         """Remove the hooks from the target."""

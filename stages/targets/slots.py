@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class SlotCache:
         device: torch.device,
     ) -> None:
         self.data = torch.zeros(2, layers, slots, kv_heads, rows, head_dim, dtype=dtype, device=device)
+        self.where = _where(self.data)
 
     @classmethod
     def for_model(
@@ -64,6 +66,7 @@ class SlotCache:
             data = self.data.new_zeros(*self.data.shape[:4], longer, self.data.shape[5])
             data[:, :, :, :, : self.rows] = self.data
             self.data = data
+            self.where.copy_(_where(data))  # in place: a compiled forward may hold it
 
     @torch.inference_mode()
     def keep(self, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
@@ -76,6 +79,23 @@ class SlotCache:
         self.data[:, :, destination, :, :rows] = self.data[:, :, source, :, :rows]
 
 
+def _where(data: Tensor) -> Tensor:
+    """What the CPU ops know of a cache, int64 [5]: see ``kernels.cpu``."""
+    keys, values = data[0].data_ptr(), data[1].data_ptr()
+    return torch.tensor([keys, values, *data.stride()[1:4]])
+
+
+class RowStep(NamedTuple):
+    """Where each row of a forward over rows [1, M] of any sequences is stored, and what it sees; for CPU ops.
+
+    places: int64 [M, 4], slot, row, stable prefix and ancestor word; see ``kernels.cpu``.
+    where: ``SlotCache.where``.
+    """
+
+    places: Tensor
+    where: Tensor
+
+
 @dataclass(frozen=True)
 class SlotStep:
     """One forward over ``first .. first + B - 1`` slots of N new tokens each: where they are stored and
@@ -85,8 +105,9 @@ class SlotStep:
     first: the first slot; the batch is a run of slots.
     lengths: int64 [B], rows of each stable prefix; token i of sequence b is stored in row
         lengths[b] + offset + i.
+    nodes: N.
+    size: rows of a slot that some token sees, at most.
     ancestors: int64 [B, N] ancestor words of the tree, or None for a plain causal run of tokens.
-    mask: bool [B, 1, N, size], the same as a dense mask.
     start: lengths[0] + offset as a number where B is 1 (writes are then one slice), else None.
     offset: rows of the tree stored by earlier steps of the same cycle.
     """
@@ -94,8 +115,9 @@ class SlotStep:
     cache: SlotCache
     first: int
     lengths: Tensor
+    nodes: int
+    size: int
     ancestors: Tensor | None
-    mask: Tensor
     start: int | None
     offset: int = 0
 
@@ -106,9 +128,9 @@ class SlotStep:
         """N <= 64 tree nodes a sequence, those from row ``offset`` of the tree on; ``ancestors`` int64 [B,
         N]."""
         at = torch.tensor(lengths, device=ancestors.device)
-        size = max(lengths) + offset + ancestors.shape[1]
+        nodes = ancestors.shape[1]
         start = lengths[0] + offset if len(lengths) == 1 else None
-        return cls(cache, first, at, ancestors, tree_mask(at, ancestors, size), start, offset)
+        return cls(cache, first, at, nodes, max(lengths) + offset + nodes, ancestors, start, offset)
 
     @classmethod
     def causal(cls, cache: SlotCache, first: int, lengths: list[int], tokens: int) -> SlotStep:
@@ -116,14 +138,38 @@ class SlotStep:
         if tokens <= MAX_NODES:  # a chain is a tree, and few tokens go the way of trees
             return cls.tree(cache, first, lengths, _chain(tokens, cache.data.device).expand(len(lengths), -1))
         at = torch.tensor(lengths, device=cache.data.device)
-        rows = torch.arange(max(lengths) + tokens, device=at.device)
-        last = at[:, None] + torch.arange(tokens, device=at.device)  # [B, N] own row
-        mask = (rows <= last[..., None]).unsqueeze(1)
-        return cls(cache, first, at, None, mask, lengths[0] if len(lengths) == 1 else None)
+        start = lengths[0] if len(lengths) == 1 else None
+        return cls(cache, first, at, tokens, max(lengths) + tokens, None, start)
+
+    @property
+    def batch(self) -> int:
+        """Sequences, B."""
+        return len(self.lengths)
 
     @property
     def slots(self) -> slice:
-        return slice(self.first, self.first + self.mask.shape[0])
+        return slice(self.first, self.first + self.batch)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """bool [B, 1, N, size]: what each token sees, as a dense mask."""
+        if self.ancestors is not None:
+            return tree_mask(self.lengths, self.ancestors, self.size)
+        rows = torch.arange(self.size, device=self.lengths.device)
+        last = self.lengths[:, None] + torch.arange(self.nodes, device=rows.device)  # [B, N] own row
+        return (rows <= last[..., None]).unsqueeze(1)
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [B * N, 4], the same for ``RowStep``; row after row, sequence after sequence."""
+        nodes = self.nodes
+        slots = torch.arange(self.first, self.first + self.batch)[:, None].expand(-1, nodes)
+        rows = self.lengths[:, None] + self.offset + torch.arange(nodes)
+        if self.ancestors is None:
+            prefix, words = rows, torch.ones_like(rows)
+        else:
+            prefix, words = self.lengths[:, None].expand(-1, nodes), self.ancestors
+        return torch.stack((slots, rows, prefix, words), -1).flatten(0, 1)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store [B, Hkv, N, D] keys and values of one layer; returns that layer's whole caches [slots,

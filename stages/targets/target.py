@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stages.artifacts import TargetFingerprint
 from stages.errors import EagleError
 from stages.targets.attention import SLOT_ATTENTION
+from stages.targets.cpu_target import CpuTarget, cpu_target
 from stages.targets.fingerprint import fingerprint
 from stages.targets.placement import input_device
 from stages.targets.resolve import resolve_target
@@ -148,9 +149,18 @@ class Target:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def logits(self, last: Tensor) -> Tensor:
-        """Logits [..., V] in the model's dtype, of states [..., h] after the final norm."""
-        logits = self.model.get_output_embeddings()(last)
+    @cached_property
+    def cpu(self) -> CpuTarget | None:
+        """What decoding on a CPU goes through; made on first use, beside the weights that the model keeps."""
+        return cpu_target(self)
+
+    def logits(self, last: Tensor, output: nn.Module | None = None) -> Tensor:
+        """Logits [..., V] in the model's dtype, of states [..., h] after the final norm.
+
+        Args:
+            output: stands in for the model's own lm_head.
+        """
+        logits = (output or self.model.get_output_embeddings())(last)
         if (scale := logit_scale(self.config)) != 1:
             logits = logits * scale
         if cap := logit_softcap(self.config):

@@ -1,0 +1,25 @@
+"""Ops for decoding on CPUs, compiled on first use by the machine's own C++ compiler.
+
+``load_ops`` first; then ``torch.ops.eagle_cpu`` has
+
+    linear(x [..., K], packed, bias [N] | None, N) -> [..., N]
+    attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
+           window, softcap) -> [1, M, Hq, D]
+    layers(x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see stages/targets/cpu_layers.py
+
+All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.
+
+``places`` says of each row: its slot (below 0: padding), the cache row its key and value go to, the stable
+prefix it sees, and its ancestor word (bit j: it sees row prefix + j too). ``cache`` is where the keys and the
+values begin (addresses) and the strides of layers, slots and heads in elements.
+
+Cost of ``linear``, M rows: 2 N K bytes of weights read once, M N K multiply-adds; reading is the floor up to
+some 12 rows on two cores with AVX512-BF16.
+"""
+
+from __future__ import annotations
+
+from kernels.cpu.build import load_ops
+from kernels.cpu.linear import DTYPES, PackedLinear, pack_linears
+
+__all__ = ["DTYPES", "PackedLinear", "load_ops", "pack_linears"]

@@ -1,0 +1,39 @@
+"""Linear layers whose weights are stored in the order that the CPU op reads them in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear(nn.Module):
+    """An ``nn.Linear`` for inference: [..., K] to [..., N], each row's bits the same whatever rows are
+    beside it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.packed = nn.Buffer(torch.ops.eagle_cpu.pack(linear.weight.detach()), persistent=False)
+        self.bias = None if linear.bias is None else nn.Buffer(linear.bias.detach(), persistent=False)
+
+    @staticmethod
+    def fits(module: nn.Module) -> bool:
+        """Whether a module is a linear layer that can be packed."""
+        return (
+            type(module) is nn.Linear
+            and module.weight.dtype in DTYPES
+            and module.weight.device.type == "cpu"
+            and module.in_features % 2 == 0
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.eagle_cpu.linear(x, self.packed, self.bias, self.out_features)
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Let every linear layer within a module compute over packed weights; what it has besides stays."""
+    for layer in list(module.modules()):
+        if PackedLinear.fits(layer):
+            layer.forward = PackedLinear(layer).forward  # type: ignore[arg-type]

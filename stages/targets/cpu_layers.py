@@ -1,0 +1,198 @@
+"""A target's whole stack of decoder layers as one CPU op, for the families whose layers are of Llama's kind.
+
+Weights are packed once, and a forward is one call: no Python between the layers, every row's result the same
+bits whatever rows are beside it. Other families run module by module with packed linear layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.targets.slots import RowStep
+
+FAMILIES = frozenset({"Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"})
+"""Names of decoder layers in transformers that the op computes as they do, without `DecoderLayer`."""
+
+_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+_TURN = 32
+"""Rows of the gate, and as many of the up projection, that the op finds in each other's neighbourhood."""
+
+
+@dataclass(frozen=True)
+class CpuLayers:
+    """The op's arguments that do not change from forward to forward; see ``kernels.cpu``."""
+
+    weights: list[Tensor]  # per layer, in the order of `LayerTensor` in ops.cpp; empty where a layer has none
+    kinds: list[int]  # per layer: which rotary embedding, and the window or 0
+    sizes: list[int]  # query heads, key heads, head size, inner size, activation
+    scale: float
+    softcap: float
+    eps: float
+    offset: bool
+
+    def __call__(
+        self,
+        x: Tensor,
+        step: RowStep,
+        cos: Tensor,
+        sin: Tensor,
+        features: Tensor,
+        tapped: list[int],
+        entry: Tensor | None = None,
+    ) -> Tensor:
+        """States [M, h] behind the last layer, from those before the first.
+
+        Args:
+            x: [M, h], not changed.
+            cos, sin: [R, M, D'], the R rotary embeddings at each row's position.
+            features: [M, taps * h], filled with the states that enter the ``tapped`` layers.
+            entry: [M, K], what the first layer's projections take in place of its normed ``x``.
+        """
+        return torch.ops.eagle_cpu.layers(
+            x,
+            entry,
+            step.places,
+            step.where,
+            cos,
+            sin,
+            self.weights,
+            self.kinds,
+            self.sizes,
+            self.scale,
+            self.softcap,
+            self.eps,
+            self.offset,
+            features,
+            tapped,
+        )
+
+
+class CpuDecoder:
+    """A decoder of transformers, from token ids to the state behind its final norm."""
+
+    def __init__(self, decoder: nn.Module, layers: CpuLayers, rotaries: list[str | None]) -> None:
+        self._decoder: Any = decoder
+        self._layers = layers
+        self._rotaries = rotaries
+
+    @classmethod
+    def of(cls, decoder: nn.Module, config: Any) -> CpuDecoder | None:
+        """None for families that it does not know, or layers that are built otherwise than theirs."""
+        modules: Any = getattr(decoder, "layers", None)
+        family = type(modules[0]).__name__.removesuffix("DecoderLayer") if modules else ""
+        activation = _ACTIVATIONS.get(
+            getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None) or ""
+        )
+        if family not in FAMILIES or activation is None:
+            return None
+        attention = modules[0].self_attn
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        inner = modules[0].mlp.gate_proj.out_features
+        if inner % _TURN or attention.head_dim % 2 or modules[0].mlp.gate_proj.bias is not None:
+            return None
+        kinds: list[str | None] = [None]
+        if family == "Gemma3":
+            kinds = [*sorted(set(config.layer_types))]
+        weights: list[Tensor] = []
+        numbers: list[int] = []
+        for module in modules:
+            weights += _layer_weights(module, family)
+            kind = module.self_attn.layer_type if family == "Gemma3" else None
+            numbers += [kinds.index(kind), _window(module.self_attn, config, family) or 0]
+        layers = CpuLayers(
+            weights=weights,
+            kinds=numbers,
+            sizes=[heads, kv_heads, attention.head_dim, inner, activation],
+            scale=attention.scaling,
+            softcap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+            eps=config.rms_norm_eps,
+            offset=family.startswith("Gemma"),
+        )
+        return cls(decoder, layers, kinds)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, step: RowStep, tapped: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h]."""
+        x = self._decoder.embed_tokens(tokens)
+        rotary = self._decoder.rotary_emb
+        pairs = [
+            rotary(x[None], positions[None]) if kind is None else rotary(x[None], positions[None], kind)
+            for kind in self._rotaries
+        ]
+        cos, sin = (torch.cat(tables) for tables in zip(*pairs, strict=True))
+        features = x.new_empty(len(x), len(tapped) * x.shape[1])
+        states = self._layers(x, step, cos, sin, features, list(tapped))
+        return self._decoder.norm(states), features if tapped else None
+
+
+def pack_layer(
+    projections: list[nn.Linear],
+    out: nn.Linear,
+    gate: nn.Linear,
+    up: nn.Linear,
+    down: nn.Linear,
+    norms: dict[str, Tensor | None],
+) -> list[Tensor]:
+    """One layer's tensors in the op's order.
+
+    Args:
+        projections: of queries, keys and values.
+        norms: gains by name: ``input``, ``query``, ``key``, ``post``, ``mlp``, ``post_mlp``; None or left out
+            where there is no such norm.
+    """
+    pack = torch.ops.eagle_cpu.pack
+    empty = out.weight.new_empty(0)
+
+    def norm(name: str) -> Tensor:
+        gain = norms.get(name)
+        return empty if gain is None else gain.detach().to(out.weight.dtype).contiguous()
+
+    biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
+    pairs = torch.stack((gate.weight.unflatten(0, (-1, _TURN)), up.weight.unflatten(0, (-1, _TURN))), 1)
+    return [
+        norm("input"),
+        pack(torch.cat([p.weight for p in projections])),
+        torch.cat(biases) if biases else empty,
+        norm("query"),
+        norm("key"),
+        pack(out.weight),
+        empty if out.bias is None else out.bias,
+        norm("post"),
+        norm("mlp"),
+        pack(pairs.flatten(0, 2)),
+        pack(down.weight),
+        norm("post_mlp"),
+    ]
+
+
+def _layer_weights(module: Any, family: str) -> list[Tensor]:
+    attention, mlp = module.self_attn, module.mlp
+    after: Any = module.post_attention_layernorm
+    sandwich = hasattr(module, "pre_feedforward_layernorm")
+    return pack_layer(
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        attention.o_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+        {
+            "input": module.input_layernorm.weight,
+            "query": getattr(getattr(attention, "q_norm", None), "weight", None),
+            "key": getattr(getattr(attention, "k_norm", None), "weight", None),
+            "post": after.weight if sandwich else None,
+            "mlp": module.pre_feedforward_layernorm.weight if sandwich else after.weight,
+            "post_mlp": module.post_feedforward_layernorm.weight if sandwich else None,
+        },
+    )
+
+
+def _window(attention: Any, config: Any, family: str) -> int | None:
+    """As the family's attention passes it on."""
+    if family == "Llama":
+        return None
+    return config.sliding_window if family == "Mistral" else attention.sliding_window
