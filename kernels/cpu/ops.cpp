@@ -497,7 +497,7 @@ void share_blocks(const T* x, int64_t rows, int64_t width, const Tensor& packed,
 
 struct Norm {
   float eps;
-  bool offset;  // (1 + weight), multiplied before rounding, as Gemma has it
+  int64_t kind;  // 0: rounded, then times weight (Llama); 1: times (1 + weight), then rounded (Gemma); 2: times weight, then rounded
 };
 
 template <typename T>
@@ -512,10 +512,11 @@ void rms_norm(const T* x, const T* weight, int64_t size, const Norm& norm, T* ou
   for (int lane = 0; lane < LANES; ++lane) sum += squares[lane];
   for (; i < size; ++i) sum += as_float(x[i]) * as_float(x[i]);
   float scale = 1.0f / std::sqrt(sum / size + norm.eps);
-  if (norm.offset)
-    for (i = 0; i < size; ++i) put(out + i, as_float(x[i]) * scale * (1.0f + as_float(weight[i])));
-  else
+  float added = norm.kind == 1 ? 1.0f : 0.0f;
+  if (norm.kind == 0)
     for (i = 0; i < size; ++i) put(out + i, rounded(as_float(x[i]) * scale, x) * as_float(weight[i]));
+  else
+    for (i = 0; i < size; ++i) put(out + i, as_float(x[i]) * scale * (added + as_float(weight[i])));
 }
 
 // Turns the first `turned` entries of a head; cos and sin are of the model's dtype, and products are rounded as there, or fp32.
@@ -568,7 +569,7 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
                 double softcap, const Norm& norm, at::TensorList taps, at::IntArrayRef tapped) {
   int64_t rows = x.size(0), width = x.size(1), heads = sizes[0], kv_heads = sizes[1], size = sizes[2], inner = sizes[3];
   int64_t activation = sizes[4], turned = cos.size(-1), depth = layers.size() / 2, group = heads / kv_heads;
-  int64_t all_heads = heads + 2 * kv_heads, entered = input ? input->size(1) : width;
+  int64_t all_heads = heads + 2 * kv_heads;
   bool full = cos.scalar_type() == at::kFloat && sizeof(T) == 2;
   const int64_t *where = cache.const_data_ptr<int64_t>(), *place = places.const_data_ptr<int64_t>();
   Tensor normed = at::empty({rows, width}, x.options()), qkv = at::empty({rows, all_heads * size}, x.options());
@@ -576,7 +577,6 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
   Tensor added = at::empty({rows, width}, x.options());
   T *xs = (T*)x.mutable_data_ptr(), *ns = (T*)normed.mutable_data_ptr(), *qs = (T*)qkv.mutable_data_ptr();
   T *as = (T*)seen.mutable_data_ptr(), *gs = (T*)gated.mutable_data_ptr(), *os = (T*)added.mutable_data_ptr();
-  const T* entry = input ? (const T*)input->const_data_ptr() : ns;
   auto tensor = [&](int64_t layer, int which) -> const Tensor& { return weights[layer * TENSORS + which]; };
   auto data = [&](int64_t layer, int which) { return (const T*)tensor(layer, which).const_data_ptr(); };
   auto has = [&](int64_t layer, int which) { return tensor(layer, which).numel() > 0; };
@@ -612,9 +612,11 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
           int64_t stride = taps[t].stride(0);
           share(rows, [&](int64_t m) { std::memcpy(out + m * stride, xs + m * width, width * bytes); });
         }
-      if (!input)
+      bool given = input && layer == 0;
+      if (!given)
         share(rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, NORM), width, norm, ns + m * width); });
-      share_blocks<T>(entry, rows, entered, tensor(layer, QKV), tensor(layer, QKV_BIAS), all_heads * size, local,
+      const T* entry = given ? (const T*)input->const_data_ptr() : ns;
+      share_blocks<T>(entry, rows, given ? input->size(1) : width, tensor(layer, QKV), tensor(layer, QKV_BIAS), all_heads * size, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           std::memcpy(qs + m * all_heads * size + first, out + m * stride, count * bytes);
@@ -666,14 +668,14 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
   }
 }
 
-// x [M, h], changed in place; `input` [M, K] enters the first layer's projections in place of its normed x.
+// States [M, h] behind the layers of states before them; `input` [M, K] stands for the first layer's normed x.
 Tensor layers(const Tensor& states, const std::optional<Tensor>& input, const Tensor& places, const Tensor& cache,
               const Tensor& cos, const Tensor& sin, at::TensorList weights, at::IntArrayRef kinds, at::IntArrayRef sizes,
-              double scale, double softcap, double eps, bool offset, const Tensor& features, at::IntArrayRef tapped) {
+              double scale, double softcap, double eps, int64_t norms, const Tensor& features, at::IntArrayRef tapped) {
   Tensor x = states.clone();
   std::vector<Tensor> taps;
   for (size_t t = 0; t < tapped.size(); ++t) taps.push_back(features.narrow(1, t * x.size(1), x.size(1)));
-  Norm norm{float(eps), offset};
+  Norm norm{float(eps), norms};
   auto run = x.scalar_type() == at::kFloat ? run_layers<float> : run_layers<uint16_t>;
   run(x, input, places, cache, cos, sin, weights, kinds, sizes, scale, softcap, norm, taps, tapped);
   return x;
@@ -689,7 +691,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
       "float softcap) -> Tensor");
   library.def(
       "layers(Tensor x, Tensor? input, Tensor places, Tensor cache, Tensor cos, Tensor sin, Tensor[] weights, int[] kinds, "
-      "int[] sizes, float scale, float softcap, float eps, bool offset, Tensor(a!) features, int[] tapped) -> Tensor");
+      "int[] sizes, float scale, float softcap, float eps, int norms, Tensor(a!) features, int[] tapped) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {

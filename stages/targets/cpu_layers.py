@@ -18,7 +18,7 @@ FAMILIES = frozenset({"Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"})
 """Names of decoder layers in transformers that the op computes as they do, without `DecoderLayer`."""
 
 _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
-_TURN = 32
+GATE_RUN = 32
 """Rows of the gate, and as many of the up projection, that the op finds in each other's neighbourhood."""
 
 
@@ -32,7 +32,7 @@ class CpuLayers:
     scale: float
     softcap: float
     eps: float
-    offset: bool
+    norms: int  # 0: Llama's, rounded before the gain; 1: Gemma's, gain + 1; 2: rounded behind the gain
 
     def __call__(
         self,
@@ -65,7 +65,7 @@ class CpuLayers:
             self.scale,
             self.softcap,
             self.eps,
-            self.offset,
+            self.norms,
             features,
             tapped,
         )
@@ -92,7 +92,7 @@ class CpuDecoder:
         attention = modules[0].self_attn
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         inner = modules[0].mlp.gate_proj.out_features
-        if inner % _TURN or attention.head_dim % 2 or modules[0].mlp.gate_proj.bias is not None:
+        if inner % GATE_RUN or attention.head_dim % 2 or modules[0].mlp.gate_proj.bias is not None:
             return None
         kinds: list[str | None] = [None]
         if family == "Gemma3":
@@ -110,7 +110,7 @@ class CpuDecoder:
             scale=attention.scaling,
             softcap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             eps=config.rms_norm_eps,
-            offset=family.startswith("Gemma"),
+            norms=int(family.startswith("Gemma")),
         )
         return cls(decoder, layers, kinds)
 
@@ -153,7 +153,7 @@ def pack_layer(
         return empty if gain is None else gain.detach().to(out.weight.dtype).contiguous()
 
     biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
-    pairs = torch.stack((gate.weight.unflatten(0, (-1, _TURN)), up.weight.unflatten(0, (-1, _TURN))), 1)
+    pairs = torch.stack((gate.weight.unflatten(0, (-1, GATE_RUN)), up.weight.unflatten(0, (-1, GATE_RUN))), 1)
     return [
         norm("input"),
         pack(torch.cat([p.weight for p in projections])),

@@ -1,0 +1,88 @@
+"""A decoder head made ready to draft on a CPU: its weights packed, its layers one op."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from kernels.cpu import DTYPES, load_ops, pack_linears
+from stages.heads.decoder_head import DecoderHead
+from stages.targets.cpu_layers import GATE_RUN, CpuLayers, pack_layer
+from stages.targets.slots import RowStep
+
+_FULL_NORM = 2  # rounded once, behind the gain, as in `stages.heads.layers`
+
+
+class CpuHead:
+    """Computes what the head's own modules do, from a packed copy of its weights."""
+
+    def __init__(self, head: DecoderHead) -> None:
+        # The embedding is large, and only read.
+        self._head = copy.deepcopy(head, {id(head.embed_tokens): head.embed_tokens})
+        config = head.config
+        weights = [tensor for layer in head.layers_in_order for tensor in _packed(layer)]
+        window = config.sliding_window or 0
+        self._layers = CpuLayers(
+            weights=weights,
+            kinds=[0, window] * config.num_hidden_layers,
+            sizes=[
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                config.head_dim,
+                config.intermediate_size,
+                0,
+            ],
+            scale=config.head_dim**-0.5,
+            softcap=0.0,
+            eps=config.rms_norm_eps,
+            norms=_FULL_NORM,
+        )
+        for layer in self._head.layers_in_order:  # packed above
+            del layer.self_attn, layer.mlp
+        pack_linears(self._head)
+
+    @classmethod
+    def of(cls, head: DecoderHead) -> CpuHead | None:
+        """None where the ops do not apply: on a GPU, in float16, for odd sizes, or without a compiler."""
+        weight, config = head.embed_tokens.weight, head.config
+        fits = config.intermediate_size % GATE_RUN == 0 and config.head_dim % 2 == 0
+        if weight.device.type != "cpu" or weight.dtype not in DTYPES or not fits or load_ops() is not None:
+            return None
+        return cls(head)
+
+    def fuse(self, state: Tensor) -> Tensor:
+        """See ``DecoderHead.fuse``."""
+        return self._head.fuse(state)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``DecoderHead.logits``."""
+        return self._head.logits(hidden)
+
+    def forward(self, tokens: Tensor, feature: Tensor, positions: Tensor, step: RowStep) -> Tensor:
+        """One pass over rows of any sequences: the last layer's output [M, h].
+
+        Args:
+            tokens, positions: int64 [M].
+            feature: [M, h], fused or fed back.
+            step: where the rows' keys and values go in the head's cache, and what they see.
+        """
+        entry, residual = self._head.enter(self._head.embed(tokens), feature)
+        cos, sin = self._head.rotary.tables(positions, entry.dtype)
+        return self._layers(residual, step, cos[None], sin[None], entry.new_empty(0, 0), [], entry=entry)
+
+
+def _packed(layer: Any) -> list[Tensor]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return pack_layer(
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        attention.o_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+        {
+            "input": getattr(layer.input_layernorm, "weight", None),
+            "mlp": layer.post_attention_layernorm.weight,
+        },
+    )
