@@ -1,24 +1,35 @@
 """The lossless speculative engine: draft trees, drafters, sampling, verification, and the loop that joins
 them."""
 
-from stages.decoding.batch import GenerationRequest, GenerationResult, generate_batch
-from stages.decoding.decoder import Decoder, DecodeStats
-from stages.decoding.drafter import Drafter, Eagle3Drafter
+from stages.decoding.batch import GenerationResult, generate_batch
+from stages.decoding.cost import CostPlanner, Costs, Decisions, FixedPlanner, Planner
+from stages.decoding.drafters import Drafter, DrafterChoice, EagleDrafter, make_drafter
+from stages.decoding.engine import Emission, Engine, GenerationRequest
 from stages.decoding.model import EagleModel, Generation
 from stages.decoding.sampling import SamplingParams
-from stages.decoding.tree import DraftTree, TreeConfig
+from stages.decoding.stats import DecodeStats
+from stages.decoding.tree import DraftTree, TreeConfig, TreePlan
 
 __all__ = [
+    "CostPlanner",
+    "Costs",
+    "Decisions",
     "DecodeStats",
-    "Decoder",
     "DraftTree",
     "Drafter",
-    "Eagle3Drafter",
+    "DrafterChoice",
+    "EagleDrafter",
     "EagleModel",
+    "Emission",
+    "Engine",
+    "FixedPlanner",
     "Generation",
     "GenerationRequest",
     "GenerationResult",
+    "Planner",
     "SamplingParams",
     "TreeConfig",
+    "TreePlan",
     "generate_batch",
+    "make_drafter",
 ]

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.artifacts import Verify, open_artifact
-from stages.decoding.decoder import Decoder, DecodeStats, FinishReason
-from stages.decoding.drafter import Drafter, Eagle3Drafter
+from stages.decoding.cost import CostPlanner, Costs, FixedPlanner
+from stages.decoding.drafters import DrafterChoice, drafter_of, make_drafter
+from stages.decoding.engine import Engine, FinishReason, GenerationRequest
 from stages.decoding.sampling import SamplingParams
+from stages.decoding.stats import DecodeStats
 from stages.decoding.tree import TreeConfig
 from stages.errors import EagleError
-from stages.heads import Eagle3Head, load_head
-from stages.targets import SlotCache, SlotForward, Target, load_target
+from stages.heads import DraftHead, load_head
+from stages.targets import Target, load_target
 from stages.targets.chat_template import with_chat_template
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -38,17 +40,26 @@ class EagleModel:
     """
 
     def __init__(
-        self, target: Target, head: Eagle3Head | None = None, tree: TreeConfig | None = None
+        self,
+        target: Target,
+        head: DraftHead | None = None,
+        tree: TreeConfig | None = None,
+        drafter: DrafterChoice | None = None,
     ) -> None:
         self.target = target
         self.head = head
         self.tree = tree or TreeConfig()
-        cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
-        layers = None if head is None else head.config.feature_layers or target.feature_layers
-        self._decoder = Decoder(target, SlotForward(target, cache, layers=layers))
-        self._drafter: Drafter | None = None
-        if head is not None and self.tree.kind != "none":
-            self._drafter = Eagle3Drafter(head, self.tree, target.device)
+        choice = drafter or drafter_of(head)
+        layers = None
+        if head is not None and head.kind == "eagle3":
+            layers = head.config.feature_layers or target.feature_layers
+        planner = (
+            CostPlanner(Costs.guessed(), self.tree) if self.tree.kind == "cost" else FixedPlanner(self.tree)
+        )
+        made = None
+        if choice.kind != "none" and self.tree.kind != "none":
+            made = make_drafter(choice, target, head)
+        self._engine = Engine(target, layers=layers, drafter=made, planner=planner)
 
     @classmethod
     def from_pretrained(
@@ -126,4 +137,11 @@ class EagleModel:
     def _run(
         self, prompt_ids: list[int], params: SamplingParams, speculative: bool, stats: DecodeStats
     ) -> Iterator[list[int]]:
-        return self._decoder.run(prompt_ids, params, self._drafter if speculative else None, stats)
+        self._engine.submit(GenerationRequest("", prompt_ids, params), drafts=speculative)
+        try:
+            while self._engine.busy:
+                for emission in self._engine.step():
+                    vars(stats).update(vars(emission.stats))
+                    yield emission.tokens
+        finally:  # the caller may have lost interest
+            self._engine.cancel("")

@@ -1,12 +1,33 @@
-"""How a request is sampled, and the filters of its logits."""
+"""How a request is sampled: its parameters, and what they make of the target's logits at every node of a
+tree.
+
+In the order of vLLM and transformers:
+
+    token mask -> logit bias -> penalties -> temperature -> top-k -> top-p -> min-p
+
+The temperature itself is applied where the token is drawn (`kernels.accept`); here it only decides what the
+filters keep. Mask, bias and penalties hold at temperature 0 too; filters cannot change a greedy choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from stages.decoding.tree import DraftTree
+from stages.errors import EagleError
+
+TokenMask = Callable[[Sequence[int]], Tensor]
+"""A grammar: from the output so far, drafted tokens of the node's path included, to bool [V], the tokens that
+may follow. It must depend on nothing else, or drafting would change the text."""
+
+_NUCLEUS = 256
+"""Tokens looked at first for top-p; few distributions need more."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +37,13 @@ class SamplingParams:
 
     max_new_tokens: cap on the output, end of sequence included.
     temperature: 0 is greedy.
-    top_p, top_k: nucleus and top-k filters; 1.0 and 0 switch them off.
+    top_p, top_k, min_p: filters of the tempered distribution; 1.0, 0 and 0.0 switch them off. Tokens that
+        tie with the last one kept are kept.
+    repetition_penalty: divides positive logits of the tokens in prompt and output, multiplies negative ones.
+    presence_penalty, frequency_penalty: subtracted from the logits of the tokens in the output, once, and
+        once for each time.
+    logit_bias: added to the logits of these token ids.
+    token_mask: rules out tokens by what the output holds so far.
     seed, sample: key of the noise; ``sample`` tells apart several outputs of one request.
     stop_token_ids: end the output, besides the target's end of sequence.
     ignore_eos: go on past the target's end of sequence (benchmarks).
@@ -26,24 +53,56 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    token_mask: TokenMask | None = None
     seed: int = 0
     sample: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 or more, not {self.top_k}")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "0 or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
+        _require(
+            0.0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "above 0"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "in [-2, 2]")
+        for token, bias in self.logit_bias.items():
+            _require(
+                token >= 0 and math.isfinite(bias), f"logit_bias of token {token}", bias, "a number for an id"
+            )
 
     def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """Ids that end the output, for a target with these end-of-sequence ids."""
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | eos_ids
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens before them."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the temperature."""
+        return self.penalises or bool(self.logit_bias) or self.token_mask is not None
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are ruled out by their probability."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+
+def _require(fine: bool, name: str, value: object, wanted: str) -> None:
+    if not fine:
+        raise EagleError(f"{name} must be {wanted}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -58,21 +117,120 @@ class SamplingTensors:
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
         return cls(
             torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            torch.tensor([_signed(p.seed) for p in params], dtype=torch.int64, device=device),
+            torch.tensor([signed(p.seed) for p in params], dtype=torch.int64, device=device),
             torch.tensor([p.sample for p in params], dtype=torch.int64, device=device),
         )
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """Any Python integer as the int64 of its low 64 bits."""
     low = seed & 0xFFFFFFFFFFFFFFFF
     return low - (1 << 64) if low >= 1 << 63 else low
 
 
-def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Rule out tokens by top-k, then top-p, in the order of transformers and vLLM: temperature, top-k, top-p.
+class TokenHistory:
+    """The tokens of one sequence, as penalties and masks look at them; the root of the next tree is its
+    last."""
 
-    Temperature does not change what top-k keeps; top-p is taken of the tempered distribution.
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.output: list[int] = []
+        self.counts: Counter[int] = Counter()  # of the output
+        self._prompt = frozenset(prompt_ids)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add tokens of the output."""
+        self.output.extend(tokens)
+        self.counts.update(tokens)
+
+    def seen(self) -> list[int]:
+        """The distinct ids of prompt and output."""
+        return sorted(self._prompt | self.counts.keys())
+
+
+def process_logits(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    histories: Sequence[TokenHistory | None],
+    trees: Sequence[DraftTree] | None = None,
+) -> Tensor:
+    """The logits from which each node's token is drawn.
+
+    Args:
+        logits: [B, N, V]; not changed.
+        params: one a sequence.
+        histories: one a sequence, up to its root; None will do where nothing adjusts logits.
+        trees: what the N nodes are; nodes beyond a tree's own are padding. None: one node, the root.
+
+    Returns:
+        [B, N, V], -inf where ruled out; fp32 where anything was changed, else ``logits`` itself.
+
+    Raises:
+        EagleError: a token mask lets no token follow, or a bias is for an id that the target lacks.
+    """
+    if any(p.adjusts for p in params):
+        logits = logits.to(torch.float32, copy=True)
+        for b, (p, history) in enumerate(zip(params, histories, strict=True)):
+            if p.adjusts:
+                assert history is not None, "mask, bias and penalties need the tokens so far"
+                paths = _paths(trees[b]) if trees is not None else [()]
+                _adjust(logits[b, : len(paths)], p, history, paths)
+    return filter_logits(logits, params)
+
+
+def _paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The drafted tokens from below the root down to each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+def _adjust(
+    logits: Tensor, params: SamplingParams, history: TokenHistory, paths: Sequence[tuple[int, ...]]
+) -> None:
+    """Apply mask, bias and penalties to logits fp32 [N, V] in place."""
+    vocab = logits.shape[-1]
+    if params.token_mask is not None:
+        for row, path in zip(logits, paths, strict=True):
+            allowed = params.token_mask([*history.output, *path])
+            if not bool(allowed.any()):
+                raise EagleError(
+                    f"the token mask lets no token follow output token {len(history.output) + len(path)}; "
+                    "a mask must at least let the end of sequence through"
+                )
+            row.masked_fill_(~allowed.to(row.device), float("-inf"))
+    if params.logit_bias:
+        ids = list(params.logit_bias)
+        if max(ids) >= vocab:
+            raise EagleError(f"logit_bias names token {max(ids)}; the target's ids end at {vocab - 1}")
+        logits[:, ids] += logits.new_tensor([params.logit_bias[i] for i in ids])
+    if params.penalises:
+        _penalise(logits, params, history, paths)
+
+
+def _penalise(
+    logits: Tensor, params: SamplingParams, history: TokenHistory, paths: Sequence[tuple[int, ...]]
+) -> None:
+    # The tokens of a node's own path count for this node alone; they start from the logits as they were.
+    own = [(i, t, n) for i, path in enumerate(paths) for t, n in Counter(path).items()]
+    rows = torch.tensor([i for i, _, _ in own], dtype=torch.int64, device=logits.device)
+    tokens = torch.tensor([t for _, t, _ in own], dtype=torch.int64, device=logits.device)
+    counts = logits.new_tensor([history.counts[t] + n for _, t, n in own])
+    before = logits[rows, tokens]
+    seen = torch.tensor(history.seen(), dtype=torch.int64, device=logits.device)
+    times = logits.new_tensor([history.counts[t] for t in history.seen()])
+    logits[:, seen] = _penalised(logits[:, seen], times, params)
+    logits[rows, tokens] = _penalised(before, counts, params)
+
+
+def _penalised(values: Tensor, counts: Tensor, params: SamplingParams) -> Tensor:
+    r = params.repetition_penalty
+    values = torch.where(values > 0, values / r, values * r)
+    return values - (params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
+
+
+def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Rule out tokens by top-k, then top-p of what is left, then min-p.
 
     Args:
         logits: [B, N, V]; not changed.
@@ -81,20 +239,49 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Returns:
         [B, N, V], -inf where ruled out; fp32 where anything was filtered.
     """
-    if all(p.temperature == 0 or (p.top_k == 0 and p.top_p == 1.0) for p in params):
+    chosen = [b for b, p in enumerate(params) if p.filters]
+    if not chosen:
         return logits
-    filtered = logits.float().clone()
-    for row, p in zip(filtered, params, strict=True):
-        if p.temperature == 0:
-            continue
-        if 0 < p.top_k < row.shape[-1]:
-            kth = row.topk(p.top_k, dim=-1).values[:, -1:]
-            row.masked_fill_(row < kth, float("-inf"))
-        if p.top_p < 1.0:
-            ordered, order = row.sort(dim=-1, descending=True, stable=True)
-            probabilities = (ordered / p.temperature).softmax(-1)
-            # Keep the smallest set whose mass reaches top_p: a token goes when those above it already have
-            # it.
-            beyond = probabilities.cumsum(-1) - probabilities >= p.top_p
-            row.masked_fill_(torch.zeros_like(beyond).scatter_(1, order, beyond), float("-inf"))
+    nodes, vocab = logits.shape[1:]
+    everyone = len(chosen) == len(params)
+    rows = (logits if everyone else logits[chosen]).float().flatten(0, 1)  # [R, V]
+
+    def column(name: str) -> Tensor:
+        values = [getattr(params[b], name) for b in chosen for _ in range(nodes)]
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+
+    most = max(params[b].top_k for b in chosen)
+    out = rows
+    if most > 0:
+        k = column("top_k").long()
+        k = torch.where((k == 0) | (k > vocab), vocab, k)
+        best = rows.topk(min(most, vocab), dim=-1).values
+        kth = best.gather(1, k.clamp(max=best.shape[1]) - 1)
+        out = rows.masked_fill((rows < kth) & (k < vocab), float("-inf"))
+    if any(params[b].top_p < 1.0 or params[b].min_p > 0.0 for b in chosen):
+        probabilities = (out / column("temperature")).softmax(-1)
+        floor = probabilities.amax(-1, keepdim=True) * column("min_p")
+        if any(params[b].top_p < 1.0 for b in chosen):
+            floor = torch.maximum(floor, _nucleus_floor(probabilities, column("top_p")))
+        out = out.masked_fill(probabilities < floor, float("-inf"))
+    out = out.unflatten(0, (len(chosen), nodes))
+    if everyone:
+        return out
+    filtered = logits.to(torch.float32, copy=True)
+    filtered[chosen] = out
     return filtered
+
+
+def _nucleus_floor(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """The least probability in the smallest set whose mass reaches top_p [R, 1]: [R, 1] of [R, V]; 0 where
+    top_p is 1."""
+    vocab = probabilities.shape[-1]
+    best = probabilities.topk(min(_NUCLEUS, vocab), dim=-1).values
+    mass = best.cumsum(-1)
+    if best.shape[1] < vocab and bool(((mass[:, -1:] < top_p) & (top_p < 1.0)).any()):
+        best = probabilities.sort(dim=-1, descending=True).values
+        mass = best.cumsum(-1)
+    # A token is kept while those above it have not reached the mass.
+    kept = (mass - best < top_p).sum(-1, keepdim=True).clamp(min=1)
+    floor = best.gather(1, kept - 1)
+    return torch.where(top_p < 1.0, floor, 0.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from stages.decoding import DraftTree
+from stages.decoding import DraftTree, SamplingParams, TreePlan
+from stages.decoding.drafters import StateKind
 
 
 class OracleDrafter:
@@ -16,25 +18,32 @@ class OracleDrafter:
     It also records what the decoder hands it, for tests of the alignment of features and tokens.
     """
 
+    state: StateKind = "aux"
+
     def __init__(self, output: list[int], vocab_size: int, right: float, seed: int) -> None:
         self.output, self.vocab_size, self.right = output, vocab_size, right
         self.random = random.Random(seed)
+        self.passes: list[int] = []
         self.features: list[Tensor] = []
         self.tokens: list[int] = []
         self.done = 0
 
-    def start(self) -> None:
-        self.features, self.tokens, self.done = [], [], 0
+    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self.features, self.tokens, self.done = [], [], 1 - len(prompt_ids)
 
-    def extend(self, features: Tensor, tokens: Tensor) -> None:
-        self.features.append(features)
-        new = tokens[0].tolist()
-        self.done += (
-            1 if not self.tokens else len(new)
-        )  # the first call brings the prompt and one output token
-        self.tokens += new
+    def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
+        assert states is not None
+        self.features.append(states)
+        self.tokens += tokens[0]
+        self.done += len(tokens[0])
 
-    def propose(self, temperature: float, depth: int) -> DraftTree:
+    def move(self, source: int, destination: int) -> None:
+        raise NotImplementedError
+
+    def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        return [self.tree(plans[0].depth)]
+
+    def tree(self, depth: int) -> DraftTree:
         tokens, parents, depths = [self.tokens[-1]], [-1], [0]
         on_path = 0
         for level in range(1, min(depth, 5) + 1):
@@ -60,4 +69,4 @@ class OracleDrafter:
 
 def stacked(features: list[Tensor]) -> Tensor:
     """All features handed over, [tokens, 3h]."""
-    return torch.cat(features, dim=1)[0]
+    return torch.cat(features)

@@ -43,5 +43,5 @@ def test_long_prompts_are_prefilled_in_chunks_with_the_same_answers(tiny_target:
         for n in (70, 33, 32, 31, 5)
     ]
     whole = {r.id: r.token_ids for r in generate_batch(tiny_target, requests)}
-    monkeypatch.setattr("stages.decoding.batch.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("stages.decoding.engine.PREFILL_ROWS", 16)
     assert {r.id: r.token_ids for r in generate_batch(tiny_target, requests)} == whole

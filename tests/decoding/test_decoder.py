@@ -7,24 +7,38 @@ import random
 import pytest
 import torch
 
-from stages.decoding import Decoder, DecodeStats, Eagle3Drafter, EagleModel, SamplingParams, TreeConfig
+from stages.decoding import (
+    DecodeStats,
+    EagleModel,
+    Engine,
+    FixedPlanner,
+    GenerationRequest,
+    SamplingParams,
+    TreeConfig,
+)
 from stages.errors import EagleError
 from stages.heads import Eagle3Config, Eagle3Head
-from stages.targets import FeatureTaps, SlotCache, SlotForward, Target, load_target
+from stages.targets import FeatureTaps, Target, load_target
 from tests.decoding.oracle import OracleDrafter, stacked
 from tests.tiny import make_tiny_target
 
 
-def decoder(target: Target, *, taps: bool = True) -> Decoder:
-    cache = SlotCache.for_model(target.config, slots=1, rows=1, dtype=target.dtype, device=target.device)
-    return Decoder(target, SlotForward(target, cache, layers=target.feature_layers if taps else None))
+def decoder(target: Target, *, taps: bool = True) -> Engine:
+    planner = FixedPlanner(TreeConfig())
+    return Engine(target, layers=target.feature_layers if taps else None, planner=planner)
 
 
 def decode(
-    loop: Decoder, prompt: list[int], params: SamplingParams, drafter=None
+    engine: Engine, prompt: list[int], params: SamplingParams, drafter=None
 ) -> tuple[list[int], DecodeStats]:
-    stats = DecodeStats()
-    return [token for cycle in loop.run(prompt, params, drafter, stats) for token in cycle], stats
+    engine.drafter = drafter
+    engine.submit(GenerationRequest("", prompt, params))
+    tokens, stats = [], DecodeStats()
+    while engine.busy:
+        for emission in engine.step():
+            tokens += emission.tokens
+            stats = emission.stats
+    return tokens, stats
 
 
 def random_prompt(source: random.Random, target: Target, longest: int = 90) -> list[int]:
@@ -80,7 +94,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(tiny_target: 
     prompt = random_prompt(random.Random(3), tiny_target, 400) + list(range(100))
     params = SamplingParams(max_new_tokens=10)
     whole, _ = decode(decoder(tiny_target), prompt, params)
-    monkeypatch.setattr("stages.decoding.decoder.PREFILL_CHUNK", 70)
+    monkeypatch.setattr("stages.decoding.engine.PREFILL_ROWS", 70)
     assert decode(decoder(tiny_target), prompt, params)[0] == whole
 
 
@@ -104,67 +118,13 @@ def test_a_head_trained_on_other_feature_layers_gets_the_features_of_those(tiny_
     model = EagleModel(tiny_target, Eagle3Head(config).eval())
     prompt, params = random_prompt(random.Random(6), tiny_target), SamplingParams(max_new_tokens=20)
     plain = model.generate(prompt, params, speculative=False).token_ids
-    oracle = model._drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
+    oracle = model._engine.drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
     assert model.generate(prompt, params).token_ids == plain
     with FeatureTaps(tiny_target.decoder, (1, 3, 7)) as taps, torch.no_grad():
         tiny_target.decoder(input_ids=torch.tensor([prompt + plain]), use_cache=False)
         expected = taps.take()[0]
     features = stacked(oracle.features)
     torch.testing.assert_close(features, expected[: len(features)], rtol=1e-4, atol=1e-4)
-
-
-def test_the_heads_incremental_state_equals_a_fresh_start_on_the_same_pairs(tiny_target: Target) -> None:
-    head, config = random_head(tiny_target), TreeConfig.parse("dynamic:min_prob=0,expand_prob=0")
-    device = torch.device("cpu")
-    pairs = 40
-    features = torch.randn(1, pairs, 3 * tiny_target.hidden_size)
-    tokens = torch.randint(0, tiny_target.vocab_size, (1, pairs))
-    piecewise = Eagle3Drafter(head, config, device)
-    piecewise.start()
-    for begin, end in [(0, 20), (20, 21), (21, 26), (26, pairs)]:
-        piecewise.extend(features[:, begin:end], tokens[:, begin:end])
-        tree = piecewise.propose(0.0, 5)  # leaves drafted rows behind, which the next extend must overwrite
-    fresh = Eagle3Drafter(head, config, device)
-    fresh.start()
-    fresh.extend(features, tokens)
-    assert tree == fresh.propose(0.0, 5)
-    assert tree.drafted == config.nodes
-    assert max(tree.depths) > 1
-
-
-def test_drafted_log_probabilities_follow_a_chain_computed_from_scratch(tiny_target: Target) -> None:
-    """A chain drafted with the cache equals running the head over prefix and chain at once, state fed
-    back."""
-    head = random_head(tiny_target, seed=2)
-    features = torch.randn(1, 9, 3 * tiny_target.hidden_size)
-    tokens = torch.randint(0, tiny_target.vocab_size, (1, 9))
-    drafter = Eagle3Drafter(head, TreeConfig.parse("chain:depth=4"), torch.device("cpu"))
-    drafter.start()
-    drafter.extend(features, tokens)
-    tree = drafter.propose(0.0, 4)
-
-    states, fed = head.fuse(features), tokens
-    expected = []
-    for _ in range(4):
-        out = _run_causally(head, states, fed)
-        best = head.draft_ids[head.logits(out[:, -1]).argmax(-1)]
-        expected.append(int(best))
-        states, fed = torch.cat((states, out[:, -1:]), dim=1), torch.cat((fed, best[None]), dim=1)
-    assert list(tree.tokens[1:]) == expected
-
-
-def _run_causally(head: Eagle3Head, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    x = head.attention_input(head.embed(tokens), states)
-    positions = torch.arange(tokens.shape[1])[None]
-    keys, values = head.keys_values(x, positions)
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        head.queries(x, positions).transpose(1, 2),
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        is_causal=True,
-        enable_gqa=True,
-    )
-    return head.output(states, attended.transpose(1, 2))
 
 
 def test_output_ends_at_the_first_end_id_inside_an_accepted_block(tiny_target: Target) -> None:

@@ -1,0 +1,421 @@
+"""Planning by cost: draft what is expected to raise tokens per second, and nothing where nothing does.
+
+Time is priced in tokens: a second is worth the r tokens that the batch is known to put out in one, so a cycle
+of B sequences that accepts a drafted tokens and takes t seconds more than a plain step gains
+
+    a - r * t        tokens over plain decoding
+
+(Dinkelbach's way of maximising tokens / time).
+
+Two decisions follow from it. *Within a cycle* the price of verifying k nodes and of a drafter's pass over m
+nodes (`Prices`) meets the calibrated chances of the candidates: levels are added and nodes kept as long as
+they gain (`stages.decoding.tree`), so a sure head goes deep and an unsure one stops at once. *Between cycles*
+there is a `Habit`, of each sequence where it runs alone and else of the batch, which shares most of the cost:
+while drafting has gained lately it goes on; when it has not, decoding is plain and drafting tried again
+later, the waits doubling as trials fail.
+
+Costs are measured once (`Costs`), and corrected by every cycle's own times, so that a longer context or a
+busier machine shifts the decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
+from stages.errors import EagleError
+
+FIRST_WAIT, LONGEST_WAIT = 16, 512
+"""Plain cycles before drafting is tried again."""
+
+PLAIN_EVERY = 256
+"""Cycles after which a plain one is due, so that what it costs stays known."""
+
+TRIAL = 8
+"""Cycles that a trial takes, unless it is hopeless before."""
+
+_MARGIN = 0.02
+"""Tokens a cycle that drafting must gain to be taken up, or lose to be given up."""
+
+_DOUBT = 0.5
+"""Standard errors that drafting must lie below a plain step before it is given up."""
+
+_SOONEST = 3
+"""Cycles that are watched before that."""
+
+_MEMORY = 48
+_LONG_MEMORY = 200
+
+
+class Costs:
+    """Seconds of a verification and of a drafter's pass, by rows; what was measured, corrected by what is
+    observed."""
+
+    def __init__(
+        self, verify: Mapping[int, float], draft: Mapping[int, float], *, padded: bool = False
+    ) -> None:
+        """Args:
+            verify, draft: seconds by rows of the whole batch, at least one entry each; a drafter without cost
+                has {1: 0.0}.
+            padded: rows between two entries cost what the next one does, as where shapes are fixed; else
+                they lie on the line between.
+
+        Raises:
+            EagleError: a table is empty or has an entry that is no time.
+        """
+        for name, table in (("verify", verify), ("draft", draft)):
+            if (
+                not table
+                or min(table) < 1
+                or min(table.values()) < 0
+                or (name == "verify" and 0 in table.values())
+            ):
+                raise EagleError(f"the table of {name} costs must give seconds by rows, not {dict(table)}")
+        self._verify, self._draft = _Table(verify, padded), _Table(draft, padded)
+
+    @classmethod
+    def guessed(cls) -> Costs:
+        """For where nothing was measured: a memory-bound machine and a light head; observation does the
+        rest."""
+        return cls({1: 0.030, 8: 0.040, 16: 0.055, 64: 0.150}, {1: 0.003, 8: 0.004, 64: 0.012})
+
+    def verify_s(self, rows: int) -> float:
+        return self._verify.at(rows)
+
+    def draft_s(self, rows: int) -> float:
+        return self._draft.at(rows)
+
+    def observe(self, rows: int, verify_s: float, passes: Sequence[int], draft_s: float) -> None:
+        """What a cycle took: a verification of ``rows``, and drafter passes of so many rows each."""
+        self._verify.correct([rows], verify_s)
+        if passes:
+            self._draft.correct(passes, draft_s)
+
+
+class _Table:
+    def __init__(self, seconds: Mapping[int, float], padded: bool) -> None:
+        self._sizes = sorted(seconds)
+        self._seconds = [seconds[size] for size in self._sizes]
+        self._padded = padded
+        self._all = 1.0  # of the machine as it is now, over what was measured
+        self._each = [1.0] * len(self._sizes)
+
+    def at(self, rows: int) -> float:
+        sizes, i = self._sizes, bisect_left(self._sizes, rows)
+        if i == len(sizes):  # beyond the last: on the line through the last two
+            here = self._value(i - 1)
+            if i == 1:
+                return self._all * here * rows / sizes[0]
+            slope = max(0.0, here - self._value(i - 2)) / (sizes[i - 1] - sizes[i - 2])
+            return self._all * (here + slope * (rows - sizes[i - 1]))
+        if i == 0 or self._padded or sizes[i] == rows:
+            return self._all * self._value(i)
+        low, high = self._value(i - 1), self._value(i)
+        return self._all * (low + (high - low) * (rows - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
+
+    def _value(self, i: int) -> float:
+        return self._seconds[i] * self._each[i]
+
+    def correct(self, rows: Sequence[int], seconds: float) -> None:
+        expected = sum(self.at(r) for r in rows)
+        if expected <= 0 or seconds <= 0:
+            return
+        off = max(0.5, min(2.0, seconds / expected))  # one stutter must not move much
+        self._all *= off**0.03
+        for r in rows:
+            i = min(bisect_left(self._sizes, r), len(self._sizes) - 1)
+            self._each[i] *= off ** (0.07 / len(rows))
+
+
+@dataclass
+class Decisions:
+    """What was decided, for the report.
+
+    cycles, drafting: sequence cycles in all, and those that drafted.
+    trials: times that drafting was tried again; given_up: times that it was stopped.
+    nodes, depths: how often a tree had so many drafted nodes, and so many levels.
+    proposed, accepted: trees that had a level d, and those whose level d was accepted; by d.
+    """
+
+    cycles: int = 0
+    drafting: int = 0
+    trials: int = 0
+    given_up: int = 0
+    nodes: Counter[int] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
+    proposed: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+    def count(self, tree: DraftTree, accepted: int) -> None:
+        depth = max(tree.depths)
+        self.nodes[tree.drafted] += 1
+        self.depths[depth] += 1
+        for level in range(1, depth + 1):
+            self.proposed[level] += 1
+            self.accepted[level] += level <= accepted
+
+    def acceptance(self) -> list[float]:
+        """The share of trees with a level that had it accepted, level by level."""
+        return [self.accepted[d] / self.proposed[d] for d in sorted(self.proposed)]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "cycles": self.cycles,
+            "drafting": self.drafting,
+            "trials": self.trials,
+            "given_up": self.given_up,
+            "nodes": {str(n): self.nodes[n] for n in sorted(self.nodes)},
+            "depths": {str(d): self.depths[d] for d in sorted(self.depths)},
+            "acceptance": [round(share, 4) for share in self.acceptance()],
+        }
+
+
+class Planner(Protocol):
+    """Says what each cycle may draft."""
+
+    decisions: Decisions
+
+    def start(self, slot: int) -> None:
+        """A new sequence takes the slot."""
+
+    def move(self, source: int, destination: int) -> None:
+        """The sequence changes its slot."""
+
+    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+        """For the next cycle of these sequences.
+
+        Args:
+            left: drafted tokens that each output has room for.
+        """
+
+    def observe(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        accepted: Sequence[int],
+        draft_s: float,
+        verify_s: float,
+        passes: Sequence[int] = (),
+    ) -> None:
+        """What came of the last plan.
+
+        Args:
+            accepted: drafted tokens that entered each output.
+            draft_s: of the drafter, its pass over what was verified before included.
+            verify_s: of the target's forward and of choosing the tokens.
+            passes: rows of each of the drafter's passes (``Drafter.passes``).
+        """
+
+
+class FixedPlanner:
+    """The same tree every cycle, as far as the output has room for it."""
+
+    def __init__(self, tree: TreeConfig) -> None:
+        self.decisions = Decisions()
+        self._tree = tree
+
+    def start(self, slot: int) -> None:
+        """Nothing is kept."""
+
+    def move(self, source: int, destination: int) -> None:
+        """Nothing is kept."""
+
+    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+        return [self._tree.plan(room) for room in left]
+
+    def observe(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        accepted: Sequence[int],
+        draft_s: float,
+        verify_s: float,
+        passes: Sequence[int] = (),
+    ) -> None:
+        for tree, count in zip(trees, accepted, strict=True):
+            self.decisions.cycles += 1
+            self.decisions.drafting += self._tree.kind != "none"
+            self.decisions.count(tree, count)
+
+
+@dataclass
+class Habit:
+    """Whether a sequence drafts.
+
+    gain: mean tokens that a drafting cycle has gained lately over a plain one; weight: cycles it rests on;
+        variance: of the gains, a guess at first.
+    tried: whether it has been given up before; then a trial must show a gain.
+    until: the cycle at which drafting is tried again; wait: how many cycles lie between.
+    """
+
+    gain: float = 0.0
+    weight: float = 0.0
+    variance: float = 0.4
+    drafting: bool = True
+    tried: bool = False
+    until: int = 0
+    wait: int = FIRST_WAIT
+
+    def learn(self, gain: float, memory: float) -> None:
+        self.weight = min(self.weight + 1, memory)
+        off = gain - self.gain
+        self.gain += off / self.weight
+        self.variance += (off * (gain - self.gain) - self.variance) / (self.weight + 4)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return math.sqrt(self.variance / max(self.weight, 1.0))
+
+
+class CostPlanner:
+    """Plans by cost; see the module. One for all sequences of an engine."""
+
+    def __init__(self, costs: Costs, limits: TreeConfig | None = None) -> None:
+        """``limits``: a ``cost`` tree, whose numbers bound every plan."""
+        self.costs = costs
+        self.decisions = Decisions()
+        self._limits = limits or TreeConfig.parse("cost")
+        self._clock = 0
+        self._common: dict[int, Habit] = {}  # of all sequences, by kind of batch
+        self._rates: dict[int, _Rate] = {}
+        self._alone: dict[int, Habit] = {}  # of sequences that run alone, by slot
+        self._plain_at: dict[int, int] = {}  # by kind of batch: the last cycle without a drafted node
+        self._drafted: set[int] = set()
+
+    def start(self, slot: int) -> None:
+        self._alone.pop(slot, None)
+
+    def move(self, source: int, destination: int) -> None:
+        self._alone.pop(destination, None)
+        if source in self._alone:
+            self._alone[destination] = self._alone.pop(source)
+
+    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+        self._clock += 1
+        batch = len(slots)
+        due = self._clock - self._plain_at.setdefault(_kind(batch), self._clock) >= PLAIN_EVERY
+        self._drafted = {
+            slot
+            for slot, room in zip(slots, left, strict=True)
+            if not due and room > 0 and self._drafts(slot, batch)
+        }
+        self.decisions.cycles += batch
+        self.decisions.drafting += len(self._drafted)
+        if not self._drafted:
+            return [TreePlan.none()] * batch
+        prices = self._prices(batch, len(self._drafted))
+        limits = self._limits
+        return [
+            TreePlan("cost", min(limits.depth, room), limits.width, limits.nodes, prices=prices)
+            if slot in self._drafted
+            else TreePlan.none()
+            for slot, room in zip(slots, left, strict=True)
+        ]
+
+    def observe(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[DraftTree],
+        accepted: Sequence[int],
+        draft_s: float,
+        verify_s: float,
+        passes: Sequence[int] = (),
+    ) -> None:
+        batch, nodes = len(slots), sum(tree.drafted for tree in trees)
+        kind = _kind(batch)
+        self.costs.observe(batch + nodes, verify_s, passes, draft_s)
+        if not nodes:
+            self._plain_at[kind] = self._clock
+        if not self._drafted:
+            return
+        plain = self.costs.verify_s(batch)
+        rate = self._rates.setdefault(kind, _Rate())
+        rate.learn(batch + sum(accepted), draft_s + verify_s)
+        # The table's times, corrected, are steadier than those of this one cycle.
+        extra = draft_s + self.costs.verify_s(batch + nodes) - plain
+        gain = sum(accepted) - extra * batch / plain
+        common = self._common.setdefault(kind, Habit())
+        for slot, tree, count in zip(slots, trees, accepted, strict=True):
+            if slot in self._drafted:
+                self.decisions.count(tree, count)
+        if batch == 1:
+            common.learn(gain, _LONG_MEMORY)
+            self._judge(self._alone[slots[0]], gain, common)
+        else:
+            self._judge(common, gain / len(self._drafted), common)
+
+    def _drafts(self, slot: int, batch: int) -> bool:
+        """Whether the sequence drafts in this cycle."""
+        if batch > 1:
+            return self._awake(self._common.setdefault(_kind(batch), Habit()))
+        if slot not in self._alone:
+            self._alone[slot] = self._begin()
+        return self._awake(self._alone[slot])
+
+    def _awake(self, habit: Habit) -> bool:
+        if not habit.drafting and self._clock >= habit.until:
+            self.decisions.trials += 1
+            habit.drafting = True
+            habit.gain, habit.weight = 0.0, 0.0
+        return habit.drafting
+
+    def _begin(self) -> Habit:
+        """Of a new sequence that runs alone: what others have found is an example to it."""
+        common = self._common.get(0)
+        if common is None or common.weight < TRIAL:
+            return Habit()
+        if common.gain > -_MARGIN:
+            return Habit(common.gain, min(common.weight, 4.0))
+        return Habit(drafting=False, tried=True, until=self._clock + FIRST_WAIT, wait=common.wait)
+
+    def _judge(self, habit: Habit, gain: float, common: Habit) -> None:
+        """Learn a gain, and give drafting up where it does not pay."""
+        habit.learn(gain, _MEMORY)
+        # Doubt is for drafting at first: a few cycles without luck say little.
+        lost = habit.weight >= _SOONEST and habit.gain < -_DOUBT * habit.error
+        lost |= habit.gain < -_MARGIN and common.gain < -_MARGIN and common.weight > _MEMORY
+        lost |= habit.tried and habit.weight == TRIAL and habit.gain < _MARGIN
+        if lost:
+            self.decisions.given_up += 1
+            habit.drafting, habit.tried = False, True
+            habit.until = self._clock + habit.wait
+            habit.wait = min(habit.wait * 2, LONGEST_WAIT)
+            common.wait = max(common.wait, habit.wait)
+        elif habit.weight > TRIAL and habit.gain > _MARGIN:
+            habit.wait = common.wait = FIRST_WAIT
+
+    def _prices(self, batch: int, drafting: int) -> Prices:
+        plain = self.costs.verify_s(batch)
+        rate = self._rates.get(_kind(batch))
+        worth = max(batch / plain, rate.tokens_per_s if rate else 0.0)
+        most = drafting * self._limits.nodes
+        nodes = [worth * (self.costs.verify_s(batch + k) - plain) for k in range(most + 1)]
+        rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self._limits.width + 1)]
+        return Prices(tuple(nodes), (0.0, *rows))
+
+
+@dataclass
+class _Rate:
+    """Tokens a second of drafting cycles; old ones fade."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        fade = 1 - 1 / _MEMORY
+        self.tokens, self.seconds = fade * self.tokens + tokens, fade * self.seconds + seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def _kind(batch: int) -> int:
+    """Batches of like size share what is learned: 1, 2, 3-4, 5-8, 9-16, ..."""
+    return (batch - 1).bit_length()

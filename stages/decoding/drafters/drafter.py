@@ -1,0 +1,89 @@
+"""What the engine asks of every drafter, and the drafter that proposes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Literal, Protocol, TypeVar
+
+from torch import Tensor
+
+from stages.decoding.sampling import SamplingParams
+from stages.decoding.tree import DraftTree, TreePlan
+
+StateKind = Literal["none", "aux", "last"]
+"""What a drafter wants of the target: nothing, the features [3h] of the tapped layers, or the state [h] after
+the final norm."""
+
+
+T = TypeVar("T")
+
+
+class Drafter(Protocol):
+    """Follows the sequences of a batch, each in its slot: learns what was verified, proposes what may come.
+
+    A sequence x_0 x_1 ... is handed over as the pairs (f_i, x_{i+1}): the target's state at a token, and the
+    token after it. Whatever ``state`` is, the first ``extend`` of a sequence begins with x_1 and every later
+    one goes on where the last has ended: prompt first, then output.
+    """
+
+    state: StateKind
+    passes: list[int]
+    """Rows of each pass of the drafter's model in the last ``propose``."""
+
+    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """A new sequence takes the slot."""
+
+    def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
+        """Take verified pairs; what was drafted before is dropped.
+
+        Args:
+            slots: distinct.
+            states: [sum of the numbers of tokens, w], slot after slot; None where ``state`` is "none". Kept
+                until the next ``propose``, so the caller must not overwrite them.
+            tokens: of each slot, those that follow its states; the last becomes the root of the next tree.
+        """
+
+    def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        """A tree below the last verified token of each slot."""
+
+    def move(self, source: int, destination: int) -> None:
+        """The sequence in one slot goes to another, whose own has ended."""
+
+
+class Slots(Generic[T]):
+    """Records of the sequences that a drafter follows."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, T] = {}
+
+    def __getitem__(self, slot: int) -> T:
+        return self._records[slot]
+
+    def put(self, slot: int, record: T) -> None:
+        self._records[slot] = record
+
+    def move(self, source: int, destination: int) -> None:
+        self._records[destination] = self._records.pop(source)
+
+
+class NoDrafter:
+    """Proposes nothing: plain decoding."""
+
+    state: StateKind = "none"
+
+    def __init__(self) -> None:
+        self.passes: list[int] = []
+        self._roots: Slots[int] = Slots()
+
+    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._roots.put(slot, prompt_ids[-1])
+
+    def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
+        for slot, new in zip(slots, tokens, strict=True):
+            self._roots.put(slot, new[-1])
+
+    def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        return [DraftTree.root_only(self._roots[slot]) for slot in slots]
+
+    def move(self, source: int, destination: int) -> None:
+        self._roots.move(source, destination)

@@ -1,0 +1,80 @@
+"""Drafting with an EAGLE-1 or EAGLE-3 head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stages.decoding.drafters.calibration import Calibrations
+from stages.decoding.drafters.drafter import StateKind
+from stages.decoding.drafters.growing import GrowingDrafter
+from stages.decoding.drafters.rows import DraftRows
+from stages.heads import Eagle1Head, Eagle3Head
+from stages.heads.cpu_head import CpuHead
+from stages.targets import SlotCache
+from stages.targets.slots import RowStep
+
+
+class EagleDrafter(GrowingDrafter):
+    """The head's row i holds the pair (f_i, x_{i+1}) at RoPE position i; drafted nodes have the head's own
+    state in the place of f."""
+
+    lag = 1
+
+    def __init__(
+        self, head: Eagle3Head | Eagle1Head, *, slots: int = 1, calibrations: Calibrations | None = None
+    ) -> None:
+        config = head.config
+        weight = head.embed_tokens.weight
+        self.head = head
+        self.state: StateKind = "aux" if head.kind == "eagle3" else "last"
+        self._scale = config.head_dim**-0.5
+        cache = SlotCache(
+            layers=config.num_hidden_layers,
+            slots=slots,
+            kv_heads=config.num_key_value_heads,
+            rows=1,
+            head_dim=config.head_dim,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        self._cpu = CpuHead.of(head)
+        super().__init__(cache, head.draft_ids, calibrations)
+
+    def forward(self, feature: Tensor, tokens: Tensor, positions: Tensor, rows: DraftRows) -> Tensor:
+        """One pass of the head over rows of any sequences.
+
+        Args:
+            feature: [M, h], fused of the target's states or fed back.
+            tokens: int64 [M].
+            positions: int64 [M].
+            rows: where the rows' keys and values go, and what they see.
+
+        Returns:
+            The last layer's output [M, h].
+        """
+        if self._cpu is not None:
+            return self._cpu.forward(tokens, feature, positions, RowStep(rows.places, rows.cache.where))
+        window = self.head.config.sliding_window
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return rows.attend(layer, query, key, value, scale=self._scale, window=window)
+
+        return self.head(tokens, feature, positions, attend)
+
+    def _take_in(
+        self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
+    ) -> Tensor:
+        assert states is not None, "an EAGLE head needs the target's states"
+        at = torch.tensor(positions, device=tokens.device)
+        feature = (self._cpu or self.head).fuse(states.to(self._cache.data.dtype))
+        return self.forward(feature, tokens, at, rows)
+
+    def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
+        at = torch.tensor(positions, device=tokens.device)
+        return self.forward(self.head.feedback(parents), tokens, at, rows)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return (self._cpu or self.head).logits(states)

@@ -1,0 +1,226 @@
+"""Drafting token by token with a model of its own state: what EAGLE heads and draft models have in common.
+
+For each sequence the drafter keeps one stable row a verified token in its cache, made of true inputs; the
+rows of drafted nodes lie behind and are overwritten. Verified tokens are not run when they come but when the
+next tree is asked for, so that plain decoding in between costs nothing, and all that waits is one pass over
+all sequences. A cycle is then
+
+    pass over what was verified -> candidates below the root
+    pass over the nodes worth expanding, of all sequences -> candidates below them      (until none is)
+    the best candidates -> trees
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stages.decoding.drafters.calibration import Calibrations
+from stages.decoding.drafters.drafter import Slots, StateKind
+from stages.decoding.drafters.ranking import Node, Ranking
+from stages.decoding.drafters.rows import DraftRows, Run
+from stages.decoding.sampling import SamplingParams
+from stages.decoding.tree import DraftTree, TreeGrowth, TreePlan, bit, frontiers, trees
+from stages.targets import SlotCache
+
+MOST_WAITING = 512
+"""Verified tokens of a sequence that may wait; states of the target are large."""
+
+
+@dataclass
+class Followed:
+    """One sequence as its drafter knows it.
+
+    length: stable rows in the cache.
+    waiting, states: verified tokens that have not been run, and the target's states that go with them.
+    state: the drafter's own state after the last stable row [h].
+    growth, nodes: of the last tree; the nodes whose children were ranked, -1 the root.
+    """
+
+    params: SamplingParams
+    root: int
+    waiting: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    length: int = 0
+    state: Tensor | None = None
+    growth: TreeGrowth | None = None
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+
+@dataclass
+class _Drafting:
+    """One sequence within a cycle: where each expanded candidate's row and state are."""
+
+    slot: int
+    sequence: Followed
+    growth: TreeGrowth
+    words: dict[int, int] = field(default_factory=lambda: {-1: 0})
+    places: dict[int, int] = field(default_factory=dict)  # candidate -> row among all states of the cycle
+
+    @property
+    def stored(self) -> int:
+        """Drafted rows behind the stable ones."""
+        return len(self.words) - 1
+
+    def add(self, candidates: Sequence[int]) -> tuple[int, ...]:
+        """Give the candidates the next rows; returns their ancestor words."""
+        for candidate in candidates:
+            self.words[candidate] = self.words[self.growth.parent(candidate)] | bit(self.stored)
+        self.growth.expand(candidates)
+        return tuple(self.words[candidate] for candidate in candidates)
+
+
+class GrowingDrafter:
+    """Grows trees level by level; subclasses run their model in ``_run`` and score its states in ``_logits``.
+
+    calibrations: of the probabilities, used by trees with prices.
+    ranking: of the children of a node.
+    """
+
+    state: StateKind = "none"
+    lag = 0
+    """Positions between a stable row and the token it holds: 1 where row i holds token i + 1."""
+
+    def __init__(self, cache: SlotCache, draft_ids: Tensor, calibrations: Calibrations | None = None) -> None:
+        self.calibrations = calibrations or Calibrations()
+        self.passes: list[int] = []
+        self.ranking = Ranking(draft_ids, self.calibrations)
+        self._cache = cache
+        self._device = draft_ids.device
+        self._sequences: Slots[Followed] = Slots()
+
+    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._sequences.put(slot, Followed(params, prompt_ids[0], waiting=list(prompt_ids[: 1 - self.lag])))
+
+    @torch.inference_mode()
+    def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
+        begin = 0
+        for slot, new in zip(slots, tokens, strict=True):
+            sequence = self._sequences[slot]
+            if sequence.growth is not None:
+                self.ranking.learn(sequence.params.temperature, sequence.growth, sequence.nodes, new)
+            sequence.growth = None
+            sequence.waiting.extend(new)
+            sequence.root = new[-1]
+            if states is not None:
+                sequence.states.append(states[begin : begin + len(new)])
+            begin += len(new)
+        if long := [slot for slot in slots if len(self._sequences[slot].waiting) >= MOST_WAITING]:
+            self._catch_up(long)
+
+    def move(self, source: int, destination: int) -> None:
+        sequence = self._sequences[source]
+        self._cache.move(source, destination, min(sequence.length, self._cache.rows))
+        self._sequences.move(source, destination)
+
+    @torch.inference_mode()
+    def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        self.passes = []
+        asked = [b for b, plan in enumerate(plans) if plan.kind != "none" and plan.depth > 0]
+        grown = dict(
+            zip(asked, self._grow([slots[b] for b in asked], [plans[b] for b in asked]), strict=True)
+        )
+        return [
+            grown[b] if b in grown else DraftTree.root_only(self._sequences[slot].root)
+            for b, slot in enumerate(slots)
+        ]
+
+    def _grow(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        if not slots:
+            return []
+        self._catch_up([slot for slot in slots if self._sequences[slot].waiting])
+        drafts = []
+        for slot, plan in zip(slots, plans, strict=True):
+            sequence = self._sequences[slot]
+            confidence = self.calibrations.at(sequence.params.temperature) if plan.prices else None
+            sequence.growth, sequence.nodes = TreeGrowth(plan, sequence.root, confidence), {}
+            drafts.append(_Drafting(slot, sequence, sequence.growth))
+        states = torch.stack([_known(draft.sequence.state) for draft in drafts])  # [rows, h]
+        for row, draft in enumerate(drafts):
+            draft.places[-1] = row
+        self._branch([(draft, -1) for draft in drafts], states)
+        while any(levels := frontiers([draft.growth for draft in drafts])):
+            nodes = [(d, c) for d, level in zip(drafts, levels, strict=True) for c in level]
+            runs: list[Run] = []
+            for draft, level in zip(drafts, levels, strict=True):
+                if level:
+                    begin = runs[-1].end if runs else 0
+                    length, stored = draft.sequence.length, draft.stored
+                    runs.append(
+                        Run(draft.slot, begin, begin + len(level), length, draft.add(level), offset=stored)
+                    )
+            parents = [draft.places[draft.growth.parent(candidate)] for draft, candidate in nodes]
+            self.passes.append(len(nodes))
+            fresh = self._run(
+                states[parents],
+                torch.tensor(
+                    [draft.growth.token(candidate) for draft, candidate in nodes], device=self._device
+                ),
+                # The children of the root stand one position behind the stable rows.
+                [draft.sequence.length + draft.growth.depth(candidate) - 1 for draft, candidate in nodes],
+                DraftRows.of(self._cache, runs),
+            )
+            for row, (draft, candidate) in enumerate(nodes, start=len(states)):
+                draft.places[candidate] = row
+            states = torch.cat((states, fresh))
+            self._branch(nodes, fresh)
+        return trees([draft.growth for draft in drafts])
+
+    def _catch_up(self, slots: Sequence[int]) -> None:
+        """Make stable rows of the verified tokens that wait."""
+        if not slots:
+            return
+        sequences = [self._sequences[slot] for slot in slots]
+        runs: list[Run] = []
+        for slot, sequence in zip(slots, sequences, strict=True):
+            begin = runs[-1].end if runs else 0
+            runs.append(Run(slot, begin, begin + len(sequence.waiting), sequence.length))
+        self.passes.append(runs[-1].end)
+        given = [states for sequence in sequences for states in sequence.states]
+        hidden = self._take_in(
+            torch.cat(given) if given else None,
+            torch.tensor([t for sequence in sequences for t in sequence.waiting], device=self._device),
+            [p for run in runs for p in range(run.length, run.size)],
+            DraftRows.of(self._cache, runs),
+        )
+        for run, sequence in zip(runs, sequences, strict=True):
+            sequence.state = hidden[run.end - 1]
+            sequence.length = run.size
+            sequence.waiting, sequence.states = [], []
+
+    def _branch(self, nodes: Sequence[tuple[_Drafting, int]], states: Tensor) -> None:
+        """Add the most probable children of each node, from its state in states [R, h]."""
+        ranked = []
+        for draft, candidate in nodes:
+            depth = draft.growth.depth(candidate) + 1 if candidate >= 0 else 1
+            sequence = draft.sequence
+            node = Node(sequence.params, sequence.length + self.lag + depth - 1, depth)
+            sequence.nodes[candidate] = node
+            ranked.append(node)
+        width = max(draft.growth.plan.width for draft, _ in nodes)
+        children = self.ranking.children(ranked, self._logits(states), width)
+        for (draft, candidate), (tokens, scores) in zip(nodes, children, strict=True):
+            width = draft.growth.plan.width
+            draft.growth.add_children(candidate, tokens[:width], scores[:width])
+
+    def _take_in(
+        self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
+    ) -> Tensor:
+        """Run verified tokens [M]; states [M, w] are the target's."""
+        raise NotImplementedError
+
+    def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
+        """Run drafted tokens [M] below nodes with the states parents [M, h]: their own states [M, h]."""
+        raise NotImplementedError
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Scores over the draft vocabulary [R, Vd]."""
+        raise NotImplementedError
+
+
+def _known(state: Tensor | None) -> Tensor:
+    assert state is not None, "a tree was asked for before the first verified token"
+    return state

@@ -1,0 +1,91 @@
+"""The best children of a node, ranked by a drafter's scores and, at a temperature, by the target's noise
+too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import gumbel_noise
+from stages.decoding.drafters.calibration import Calibrations
+from stages.decoding.drafters.strength import POOL, NoiseStrength, Pool, with_noise
+from stages.decoding.sampling import SamplingParams, signed
+from stages.decoding.tree import TreeGrowth
+
+
+@dataclass
+class Node:
+    """A node whose children are ranked.
+
+    position, depth: where a child would stand in the sequence, and in the tree.
+    pool: what was ranked with noise, to learn from.
+    """
+
+    params: SamplingParams
+    position: int
+    depth: int
+    pool: Pool | None = None
+
+
+class Ranking:
+    """Ranks children, and learns from what the target draws how to."""
+
+    def __init__(self, draft_ids: Tensor, calibrations: Calibrations) -> None:
+        """``draft_ids``: int64 [Vd], target ids of the drafter's vocabulary."""
+        self.strength = NoiseStrength()
+        self._draft_ids = draft_ids
+        self._calibrations = calibrations
+
+    def children(
+        self, nodes: Sequence[Node], logits: Tensor, width: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """The ``width`` best children of each node, target ids and log-probabilities, best first.
+
+        Args:
+            nodes: R of them; those at a temperature are given their pool.
+            logits: [R, Vd], the drafter's scores of a child.
+        """
+        logits = logits.float()
+        width = min(width, logits.shape[-1])
+        if all(node.params.temperature == 0 for node in nodes):
+            best = logits.topk(width, dim=-1)
+            tokens, scores = self._draft_ids[best.indices], best.values - logits.logsumexp(-1, keepdim=True)
+        else:
+            tokens, scores = self._with_noise(nodes, logits, width)
+        return list(zip(tokens.tolist(), scores.tolist(), strict=True))
+
+    def _with_noise(self, nodes: Sequence[Node], logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        temperatures = [node.params.temperature or 1.0 for node in nodes]
+        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+        pooled = logits.topk(min(max(POOL, width), logits.shape[-1]), dim=-1)
+        ids, log_probs = self._draft_ids[pooled.indices], pooled.values - logits.logsumexp(-1, keepdim=True)
+        keys = [[signed(node.params.seed), node.params.sample, node.position] for node in nodes]
+        seed, sample, position = torch.tensor(keys, device=ids.device).unbind(1)
+        noise = gumbel_noise(seed, sample, position, ids)
+        strengths = []
+        for row, node in enumerate(nodes):
+            drawn = node.params.temperature > 0
+            strengths.append(self.strength.at(node.params.temperature, node.depth) if drawn else 0.0)
+            if drawn:
+                node.pool = Pool(ids[row], log_probs[row], noise[row], node.depth)
+        ranked = with_noise(log_probs, noise, torch.tensor(strengths, device=ids.device)[:, None])
+        top = ranked.topk(width, dim=-1)
+        return ids.gather(1, top.indices), top.values
+
+    def learn(
+        self, temperature: float, growth: TreeGrowth, nodes: Mapping[int, Node], truth: Sequence[int]
+    ) -> None:
+        """Compare a tree with what the target has drawn.
+
+        Args:
+            nodes: by candidate of the growth, -1 the root.
+            truth: the tokens that followed the root.
+        """
+        self._calibrations.at(temperature).observe(growth.outcomes(truth))
+        for candidate, token in zip(growth.path(truth), truth, strict=False):
+            node = nodes.get(candidate)
+            if node is not None and node.pool is not None:
+                self.strength.observe(temperature, node.pool, token)

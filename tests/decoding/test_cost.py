@@ -1,0 +1,163 @@
+"""Planning by cost, in simulated time: real trees, planner and calibration; the machine and the head are made
+up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from stages.decoding.cost import CostPlanner, Costs, FixedPlanner, Planner
+from stages.decoding.drafters.calibration import Calibration
+from stages.decoding.tree import DraftTree, TreeConfig
+from stages.errors import EagleError
+from tests.decoding.drafting_world import CPU_DRAFT, CPU_VERIFY, GPU_DRAFT, GPU_VERIFY, Profile, World
+
+MACHINES = {"cpu": (CPU_VERIFY, CPU_DRAFT), "gpu": (GPU_VERIFY, GPU_DRAFT)}
+HEADS = {
+    "good": Profile([0.8, 0.75, 0.7]),
+    "small": Profile([0.59, 0.51, 0.46]),
+    "bad": Profile([0.2, 0.15]),
+    "hopeless": Profile([0.05]),
+    "too sure of itself": Profile([0.5, 0.42, 0.35], stretch=1.5, shift=1.0),
+    "never sure": Profile([0.6, 0.6], spread=0.0),
+}
+FIXED = (
+    "none",
+    "chain:depth=1",
+    "chain:depth=2",
+    "chain:depth=5",
+    "dynamic:depth=3,width=2,nodes=5,min_prob=0,expand_prob=0",
+    "dynamic:depth=6,width=4,nodes=15",
+)
+
+
+def speed(
+    planner: Planner,
+    profile: Callable[[int], Profile],
+    machine: str,
+    *,
+    batch: int = 1,
+    sequences: int = 10,
+    tokens: int = 120,
+) -> float:
+    calibration = Calibration() if isinstance(planner, CostPlanner) else None
+    costs = Costs(*MACHINES[machine])
+    world = World(profile, costs, batch=batch, tokens=tokens, calibration=calibration)
+    return world.run(planner, sequences)
+
+
+def planner(machine: str) -> CostPlanner:
+    return CostPlanner(Costs(*MACHINES[machine]))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("head", HEADS)
+def test_the_plan_is_about_as_fast_as_the_best_fixed_tree_and_no_slower_than_plain_decoding(
+    machine: str, head: str, batch: int
+) -> None:
+    def profile(sequence: int) -> Profile:
+        return HEADS[head]
+
+    sequences = 10 if batch == 1 else 16
+    speeds = [
+        speed(FixedPlanner(TreeConfig.parse(tree)), profile, machine, batch=batch, sequences=sequences)
+        for tree in FIXED
+    ]
+    planned = speed(planner(machine), profile, machine, batch=batch, sequences=sequences)
+    assert planned >= 0.98 * speeds[0]  # the trials of a hopeless head cost something
+    assert planned >= 0.95 * max(speeds)
+
+
+def test_each_sequence_drafts_as_it_pays_for_it() -> None:
+    """Hopeless and good sequences in turn: the good ones are not given up with the others."""
+
+    def profile(sequence: int) -> Profile:
+        return HEADS["good"] if sequence % 2 else HEADS["hopeless"]
+
+    plain = speed(FixedPlanner(TreeConfig.parse("none")), profile, "cpu", sequences=20)
+    chain = speed(FixedPlanner(TreeConfig.parse("chain:depth=2")), profile, "cpu", sequences=20)
+    planned = speed(planner("cpu"), profile, "cpu", sequences=20)
+    assert planned > 1.15 * plain
+    assert planned > chain
+
+
+def test_drafting_is_given_up_tried_again_and_taken_up() -> None:
+    """A head that suits only the last three quarters of a text."""
+    made = planner("cpu")
+
+    class Turning(Profile):
+        def chances(self, depth: int, source: random.Random) -> list[float]:
+            return HEADS["hopeless" if world.put_out < 1000 else "good"].chances(depth, source)
+
+    world = World(lambda s: Turning([0.5]), Costs(*MACHINES["cpu"]), tokens=4000, calibration=Calibration())
+    world.run(made, 1)
+    decisions = made.decisions
+    assert decisions.given_up >= 2
+    assert decisions.trials == decisions.given_up
+    assert 0.4 < decisions.drafting / decisions.cycles < 0.8
+    assert made._alone[0].drafting
+    assert made._alone[0].gain > 0.3
+
+
+def test_wrong_costs_are_corrected_by_what_cycles_take() -> None:
+    """The table says that all costs are the same; on the machine eight rows cost twice as much as one."""
+    made = CostPlanner(Costs(dict.fromkeys((1, 2, 4, 6, 8, 12, 16), 0.012), {1: 0.0001}))
+    planned = speed(made, lambda sequence: HEADS["small"], "cpu", sequences=20)
+    plain = speed(FixedPlanner(TreeConfig.parse("none")), lambda s: HEADS["small"], "cpu", sequences=20)
+    assert planned > 1.2 * plain
+    assert made.costs.verify_s(8) > 1.3 * made.costs.verify_s(1)
+    assert made.costs.draft_s(1) > 0.001
+
+
+def test_costs_between_measured_sizes_lie_on_a_line_or_on_the_next_step() -> None:
+    table = {1: 1.0, 3: 2.0, 5: 6.0}
+    on_line, on_steps = Costs(table, {1: 0.0}), Costs(table, {1: 0.0}, padded=True)
+    assert [on_line.verify_s(rows) for rows in (1, 2, 3, 4, 5, 7)] == [1.0, 1.5, 2.0, 4.0, 6.0, 10.0]
+    assert [on_steps.verify_s(rows) for rows in (1, 2, 3, 4, 5, 7)] == [1.0, 2.0, 2.0, 6.0, 6.0, 10.0]
+    assert on_line.draft_s(9) == 0.0
+
+
+@pytest.mark.parametrize("table", [{}, {0: 1.0}, {1: -1.0}])
+def test_a_table_without_times_is_refused(table: dict[int, float]) -> None:
+    with pytest.raises(EagleError, match="table of draft costs"):
+        Costs({1: 1.0}, table)
+
+
+def test_a_stutter_of_the_machine_moves_little() -> None:
+    costs = Costs(CPU_VERIFY, CPU_DRAFT)
+    before = costs.verify_s(1)
+    costs.observe(1, 5.0, [1], 5.0)
+    assert costs.verify_s(1) < 1.1 * before
+    assert costs.draft_s(1) < 1.1 * CPU_DRAFT[1]
+
+
+def test_a_plan_fits_what_is_left_of_the_output_and_follows_its_sequence() -> None:
+    made = CostPlanner(Costs(GPU_VERIFY, GPU_DRAFT), TreeConfig.parse("cost:depth=5,nodes=7"))
+    first, last, done = made.plan([0, 1, 2], [9, 2, 0])
+    assert (first.depth, first.nodes, last.depth) == (5, 7, 2)
+    assert first.prices is last.prices
+    assert first.prices is not None
+    assert len(first.prices.nodes) == 2 * 7 + 1
+    assert done.kind == "none"
+    hopeless = DraftTree((1, 2), (-1, 0), (0, 1))
+    alone = CostPlanner(Costs(CPU_VERIFY, CPU_DRAFT))
+    while alone.plan([3], [9])[0].kind == "cost":
+        alone.observe([3], [hopeless], [0], 0.0015, 0.0125)
+    alone.move(3, 0)
+    assert alone.plan([0], [9])[0].kind == "none"
+    assert alone.decisions.given_up == 1
+    assert alone.decisions.to_json()["acceptance"] == [0.0]
+
+
+def test_calibration_finds_what_stated_probabilities_are_worth() -> None:
+    """Of a head that is too sure of itself, from the trees that were drafted with it."""
+    calibration, head = Calibration(), HEADS["too sure of itself"]
+    world = World(lambda s: head, Costs(GPU_VERIFY, GPU_DRAFT), tokens=3000, calibration=calibration)
+    world.run(CostPlanner(Costs(GPU_VERIFY, GPU_DRAFT)), 1)
+    for chance in (0.3, 0.6, 0.9):
+        stated = head.stated(chance)
+        assert abs(stated - chance) > 0.04
+        assert calibration.probability(1, stated) == pytest.approx(chance, abs=0.06)

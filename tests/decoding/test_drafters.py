@@ -1,0 +1,441 @@
+"""Drafters: cached and batched, they propose what they would from scratch and alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stages.decoding import DecodeStats, Engine, FixedPlanner, GenerationRequest, SamplingParams, TreeConfig
+from stages.decoding.drafters import (
+    Drafter,
+    DrafterChoice,
+    EagleDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    OracleDrafter,
+    make_drafter,
+)
+from stages.decoding.drafters.calibration import Calibration
+from stages.decoding.drafters.rows import DraftRows, Run
+from stages.decoding.drafters.strength import NoiseStrength, Pool, with_noise
+from stages.decoding.tree import DraftTree, Outcome, TreePlan
+from stages.errors import EagleError
+from stages.heads import DraftHead, HeadOptions, make_head
+from stages.targets import SlotCache, Target, load_target
+from tests.tiny import make_tiny_target
+
+PLAN = TreeConfig.parse("dynamic:depth=4,width=3,nodes=10,min_prob=0,expand_prob=0").plan(9)
+SAMPLED = SamplingParams(temperature=0.8, seed=3)
+
+
+def random_head(
+    target: Target, kind: str, seed: int = 0, vocabulary: int = 200, **options: object
+) -> DraftHead:
+    """Wide enough that its proposals differ from place to place."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = make_head(kind, target.config, vocabulary, options=HeadOptions(**options))  # type: ignore[arg-type]
+        head.set_vocabulary(torch.randperm(target.vocab_size)[:vocabulary].sort().values)
+        for parameter in head.parameters():
+            parameter.data.normal_(std=0.25)
+    return head.eval().requires_grad_(False)
+
+
+HEADS: dict[str, Callable[[Target], DraftHead]] = {
+    "eagle3": lambda target: random_head(target, "eagle3"),
+    "eagle3, two layers and a window": lambda target: random_head(
+        target, "eagle3", layers=2, sliding_window=5
+    ),
+    "eagle1": lambda target: random_head(target, "eagle1"),
+    "medusa": lambda target: random_head(target, "medusa", heads=4),
+}
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Another model with the tiny target's tokenizer."""
+    path = make_tiny_target(tmp_path_factory.mktemp("draft") / "model", seed=5, layers=7, hidden=32)
+    return load_target(str(path), device="cpu", dtype="float32")
+
+
+KINDS = [*HEADS, "draft model", "ngram"]
+
+
+def make(kind: str, target: Target, small_model: Target, slots: int) -> Drafter:
+    if kind == "ngram":
+        return NgramDrafter(1, 3)
+    if kind == "draft model":
+        return ModelDrafter(small_model, target, slots=slots)
+    head = HEADS[kind](target)
+    return MedusaDrafter(head) if kind == "medusa" else EagleDrafter(head, slots=slots)  # type: ignore[arg-type]
+
+
+@dataclass
+class Text:
+    """A sequence, with what the target would say of each of its tokens."""
+
+    ids: list[int]
+    states: Tensor | None
+    done: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    @classmethod
+    def random(cls, source: random.Random, target: Target, state: str, length: int) -> Text:
+        generator = torch.Generator().manual_seed(source.randrange(1 << 30))
+        width = {"none": 0, "aux": 3, "last": 1}[state] * target.hidden_size
+        states = torch.randn(length, width, generator=generator) if width else None
+        # Few ids, so that there is something to look up.
+        return cls([source.randrange(12) for _ in range(length + 1)], states)
+
+    def take(self, count: int) -> tuple[Tensor | None, list[int]]:
+        begin, self.done = self.done, self.done + count
+        states = None if self.states is None else self.states[begin : self.done]
+        return states, self.ids[begin + 1 : self.done + 1]
+
+
+def extend(drafter: Drafter, slots: Sequence[int], texts: Sequence[Text], counts: Sequence[int]) -> None:
+    taken = [text.take(count) for text, count in zip(texts, counts, strict=True)]
+    states = [states for states, _ in taken if states is not None]
+    drafter.extend(slots, torch.cat(states) if states else None, [tokens for _, tokens in taken])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_a_drafter_proposes_depends_on_its_sequence_alone(
+    kind: str, tiny_target: Target, small_model: Target, data: st.DataObject
+) -> None:
+    """Whatever else is in the batch, however the pairs came, what was drafted between, and in which slot: the
+    same as from a fresh drafter that is given all pairs at once."""
+    source = random.Random(data.draw(st.integers(0, 1 << 30)))
+    drafter = make(kind, tiny_target, small_model, slots=4)
+    batch = {slot: Text.random(source, tiny_target, drafter.state, 30) for slot in (0, 1, 2)}
+    for slot, text in batch.items():
+        drafter.start(slot, text.ids[: source.randint(1, 9)], SamplingParams())
+    for _ in range(source.randint(1, 5)):
+        slots = source.sample(sorted(batch), source.randint(1, 3))
+        counts = [source.randint(1, 6) if batch[slot].done < 24 else 1 for slot in slots]
+        extend(drafter, slots, [batch[slot] for slot in slots], counts)
+        some = [slot for slot in slots if batch[slot].done and source.random() < 0.7]
+        drafter.propose(some, [PLAN if source.random() < 0.8 else TreePlan.none() for _ in some])
+        if source.random() < 0.3:
+            moved = source.choice(sorted(batch))
+            free = next(slot for slot in range(4) if slot not in batch)
+            drafter.move(moved, free)
+            batch[free] = batch.pop(moved)
+    begun = [slot for slot in batch if batch[slot].done]
+    proposed = drafter.propose(begun, [PLAN] * len(begun))
+    for slot, tree in zip(begun, proposed, strict=True):
+        text = batch[slot]
+        fresh = make(kind, tiny_target, small_model, slots=1)
+        fresh.start(0, text.ids[:1], SamplingParams())
+        again = Text(text.ids, text.states)
+        extend(fresh, [0], [again], [text.done])
+        assert fresh.propose([0], [PLAN]) == [tree]
+        assert tree.tokens[0] == text.ids[text.done]
+        if kind != "ngram":
+            assert tree.drafted == PLAN.nodes
+            assert max(tree.depths) > 1
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3, two layers and a window", "eagle1"])
+def test_every_path_of_a_tree_is_scored_as_a_chain_from_scratch(kind: str, tiny_target: Target) -> None:
+    """The head run over the prefix and the path at once, its own state fed back, gives each child's place
+    among its siblings and each node its own children."""
+    head = HEADS[kind](tiny_target)
+    drafter = EagleDrafter(head)  # type: ignore[arg-type]
+    text = Text.random(random.Random(1), tiny_target, drafter.state, 9)
+    drafter.start(0, text.ids[:1], SamplingParams())
+    extend(drafter, [0], [text], [9])
+    growth_tree = drafter.propose([0], [PLAN])[0]
+    growth = drafter._sequences[0].growth
+    assert growth is not None
+    checked = 0
+    for node in range(growth.candidates):
+        path: list[int] = []
+        at = growth.parent(node)
+        while at >= 0:
+            path.insert(0, growth.token(at))
+            at = growth.parent(at)
+        log_probs = from_scratch(head, text, path)
+        place = (head.draft_ids == growth.token(node)).nonzero().item()
+        parent = growth.score(growth.parent(node)) if growth.parent(node) >= 0 else 0.0
+        assert growth.score(node) - parent == pytest.approx(float(log_probs[place]), rel=1e-4, abs=1e-3)
+        checked = max(checked, len(path) + 1)
+    assert checked >= 3
+    assert growth_tree.drafted == PLAN.nodes
+
+
+def from_scratch(head: DraftHead, text: Text, path: list[int]) -> Tensor:
+    """log-softmax over the draft vocabulary behind the path, [Vd]."""
+    assert text.states is not None
+    feature, tokens = head.fuse(text.states), torch.tensor(text.ids[1:])  # type: ignore[union-attr]
+    for token in [*path, None]:
+        count = len(tokens)
+        positions = torch.arange(count)
+        near = positions[:, None] - positions
+        window = head.config.sliding_window or count  # type: ignore[union-attr]
+        mask = (near >= 0) & (near < window)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor = mask) -> Tensor:
+            q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            return out[0].transpose(0, 1)
+
+        hidden = head(tokens, feature, positions, attend)[-1:]
+        if token is not None:
+            feature = torch.cat((feature, head.feedback(hidden)))  # type: ignore[union-attr]
+            tokens = torch.cat((tokens, torch.tensor([token])))
+    return head.logits(hidden)[0].log_softmax(-1)
+
+
+def test_medusa_ranks_each_level_by_its_own_head(tiny_target: Target) -> None:
+    head = HEADS["medusa"](tiny_target)
+    drafter = MedusaDrafter(head)  # type: ignore[arg-type]
+    text = Text.random(random.Random(2), tiny_target, "last", 5)
+    assert text.states is not None
+    drafter.start(0, text.ids[:1], SamplingParams())
+    extend(drafter, [0], [text], [5])
+    tree = drafter.propose([0], [TreeConfig.parse("chain:depth=9").plan(9)])[0]
+    best = head.logits(head(text.states[-1:]))[:, 0].argmax(-1)
+    assert list(tree.tokens[1:]) == head.draft_ids[best].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_a_draft_model_that_is_the_target_is_always_right(tiny_target: Target, temperature: float) -> None:
+    """At a temperature too, once the strength of the noise has been found: the two then draw alike."""
+    planner = FixedPlanner(TreeConfig.parse("chain:depth=3"))
+    drafter = ModelDrafter(tiny_target, tiny_target)
+    stats = decode(tiny_target, drafter, planner, SamplingParams(200, temperature, ignore_eos=True))
+    assert stats.accepted > (0.99 if temperature == 0 else 0.8) * stats.drafted
+    if temperature:
+        assert drafter.ranking.strength.at(temperature, 1) == 1.0
+
+
+def decode(target: Target, drafter: Drafter, planner: FixedPlanner, params: SamplingParams) -> DecodeStats:
+    engine = Engine(target, drafter=drafter, planner=planner)
+    engine.submit(GenerationRequest("", [5, 6, 7], params))
+    while engine.busy:
+        last = engine.step()[-1]
+    return last.stats
+
+
+def test_the_rows_of_a_pass_are_the_same_with_the_ops_of_the_cpu_and_without(monkeypatch) -> None:
+    if not hasattr(torch.ops.eagle_cpu, "attend"):
+        pytest.skip("the CPU ops are not loaded in this process")
+    runs = [
+        Run(2, 0, 3, length=7, words=(0b001, 0b010, 0b101), offset=0),
+        Run(0, 3, 5, length=4),
+        Run(1, 5, 6, length=0, words=(0b1001,), offset=3),
+    ]
+    results = []
+    for compiled in (True, False):
+        cache = SlotCache(
+            layers=1,
+            slots=3,
+            kv_heads=2,
+            rows=64,
+            head_dim=16,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        cache.data.normal_(generator=torch.Generator().manual_seed(0))
+        rows = DraftRows.of(cache, runs)
+        monkeypatch.setattr(DraftRows, "compiled", property(lambda self, on=compiled: on))
+        query, key, value = (
+            torch.randn(6, heads, 16, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)
+        )
+        for window in (None, 4):
+            results.append(rows.attend(0, query, key, value, scale=0.25, window=window))
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[3])
+
+
+# Looking up.
+
+
+def looked_up(ids: list[int], plan: TreePlan, prompt: int = 1, least: int = 2, most: int = 4) -> DraftTree:
+    drafter = NgramDrafter(least, most)
+    drafter.start(0, ids[:prompt], SamplingParams())
+    drafter.extend([0], None, [ids[1:]])
+    return drafter.propose([0], [plan])[0]
+
+
+def test_ngram_proposes_what_followed_the_longest_match() -> None:
+    text = [1, 2, 3, 8, 8, 9, 2, 3, 7, 7, 1, 2, 3]
+    assert looked_up(text, TreeConfig.parse("chain:depth=3").plan(9)).tokens == (3, 8, 8, 9)
+    assert looked_up(text[6:], TreeConfig.parse("chain:depth=2").plan(9)).tokens == (3, 7, 7)
+
+
+def test_ngram_branches_where_matches_go_apart_the_frequent_way_first() -> None:
+    text = [1, 2, 3, 5, 1, 2, 4, 6, 1, 2, 3, 7, 1, 2]
+    tree = looked_up(
+        text, TreeConfig.parse("dynamic:depth=2,width=3,nodes=8,min_prob=0,expand_prob=0").plan(9)
+    )
+    assert tree.tokens == (2, 3, 4, 7, 5, 6)
+    assert tree.parents == (-1, 0, 0, 1, 1, 2)
+
+
+def test_ngram_without_a_match_proposes_nothing() -> None:
+    assert looked_up([1, 2, 3, 4], PLAN) == DraftTree.root_only(4)
+    assert looked_up([1, 2, 1], PLAN) == DraftTree.root_only(1)  # one token is too short a match
+    assert looked_up([1, 2, 1], PLAN, least=1).tokens[1] == 2
+
+
+# The oracle.
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_the_oracle_is_right_as_often_as_it_should_be(right: float) -> None:
+    prompt, output = [3, 1, 4], [random.Random(i).randrange(100) for i in range(1500)]
+    drafter = OracleDrafter(right, 100)
+    drafter.know(prompt, output)
+    drafter.start(0, prompt, SamplingParams())
+    drafter.extend([0], None, [[*prompt[1:], output[0]]])
+    done, trials, hits = 1, 0, 0
+    while done < len(output) - 6:
+        tree = drafter.propose([0], [PLAN])[0]
+        truth = output[done:]
+        node, count = 0, 0
+        while True:
+            children = [i for i, p in enumerate(tree.parents) if p == node]
+            if not children:
+                break
+            trials += 1
+            match = [i for i in children if tree.tokens[i] == truth[count]]
+            if not match:
+                break
+            assert match[0] == children[0]
+            hits, node, count = hits + 1, match[0], count + 1
+        drafter.extend([0], None, [truth[: count + 1]])
+        done += count + 1
+    assert hits / trials == pytest.approx(right, abs=0.04)
+
+
+def test_the_oracle_knows_no_other_prompt() -> None:
+    with pytest.raises(EagleError, match="no output for this prompt"):
+        OracleDrafter(0.5, 100).start(0, [1], SamplingParams())
+
+
+# Choosing.
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "eagle3", "eagle1", "medusa", "ngram:min=2,max=5", "draft:models/small", "oracle:0.8"]
+)
+def test_a_drafters_text_reads_back_as_the_same_drafter(text: str) -> None:
+    assert str(DrafterChoice.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("eagle4", "unknown drafter 'eagle4'"),
+        ("eagle3:depth=2", "takes no settings"),
+        ("ngram:size=2", "takes min and max"),
+        ("ngram:min=5,max=2", "min is at least 1"),
+        ("ngram:min=x", "takes min and max"),
+        ("draft", "needs a model"),
+        ("oracle", "takes a probability"),
+        ("oracle:1.5", "takes a probability"),
+    ],
+)
+def test_a_wrong_drafter_text_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(EagleError, match=complaint):
+        DrafterChoice.parse(text)
+
+
+def test_a_drafter_that_does_not_go_with_what_is_there_is_refused(tiny_target: Target, tmp_path) -> None:
+    with pytest.raises(EagleError, match="eagle1 needs a head of that kind, and none was given"):
+        make_drafter(DrafterChoice.parse("eagle1"), tiny_target)
+    with pytest.raises(EagleError, match="the one given is eagle3"):
+        make_drafter(DrafterChoice.parse("medusa"), tiny_target, HEADS["eagle3"](tiny_target))
+    other = make_tiny_target(tmp_path / "other", vocab=300)
+    with pytest.raises(EagleError, match="another tokenizer"):
+        make_drafter(DrafterChoice("draft", model=str(other)), tiny_target)
+    assert isinstance(make_drafter(DrafterChoice("none"), tiny_target), NoDrafter)
+
+
+# Noise in the ranking.
+
+
+def pools(sharper: float, count: int, seed: int = 0) -> list[tuple[Pool, int]]:
+    """Draws of a target that is sharper than its drafter, which hedges what it does not know."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        q = (2 * torch.randn(40, generator=generator)).log_softmax(-1)
+        noise = -(-torch.rand(40, generator=generator).log()).log()
+        p = sharper * q + (sharper - 1) * torch.randn(40, generator=generator)
+        made.append((Pool(torch.arange(40) + 100, q, noise, depth=1), 100 + int((p + noise).argmax())))
+    return made
+
+
+def hits(made: Sequence[tuple[Pool, int]], strength: float) -> int:
+    found = 0
+    for pool, drawn in made:
+        best = int(with_noise(pool.log_probs[None], pool.noise[None], torch.tensor([[strength]])).argmax())
+        found += int(pool.ids[best]) == drawn
+    return found
+
+
+def test_the_strength_of_the_noise_falls_with_what_the_drafter_knows_and_raises_acceptance() -> None:
+    found = []
+    for sharper in (1.0, 2.0, 4.0):
+        strength = NoiseStrength()
+        for pool, drawn in pools(sharper, 300):
+            strength.observe(1.0, pool, drawn)
+        found.append(strength.at(1.0, 1))
+        held_out = pools(sharper, 400, seed=1)
+        assert hits(held_out, found[-1]) >= hits(held_out, 0.0)
+    assert found[0] == 1.0
+    assert found[0] > found[1] > found[2]
+
+
+def test_chances_with_noise_sum_to_one_over_the_pool_and_the_rest() -> None:
+    q = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    noise = torch.rand(2, 50)
+    whole = with_noise(q, noise, torch.tensor([[0.5], [0.0]]))
+    torch.testing.assert_close(
+        whole, (q + torch.tensor([[0.5], [0.0]]) * noise).log_softmax(-1), atol=1e-4, rtol=0
+    )
+    part = with_noise(q[:, :10], noise[:, :10], torch.zeros(2, 1))
+    torch.testing.assert_close(part, q[:, :10], atol=1e-5, rtol=0)
+
+
+def test_greedy_sequences_of_a_batch_are_ranked_as_alone(tiny_target: Target) -> None:
+    drafter = EagleDrafter(HEADS["eagle3"](tiny_target), slots=2)  # type: ignore[arg-type]
+    texts = [Text.random(random.Random(i), tiny_target, "aux", 8) for i in (0, 0)]
+    for slot, params in enumerate((SamplingParams(), SAMPLED)):
+        drafter.start(slot, texts[slot].ids[:1], params)
+    extend(drafter, [0, 1], texts, [8, 8])
+    greedy, sampled = drafter.propose([0, 1], [PLAN, PLAN])
+    assert drafter.propose([0], [PLAN]) == [greedy]
+    assert sampled != greedy
+
+
+def test_calibration_learns_how_often_children_are_accepted() -> None:
+    def worth(stated: float) -> float:
+        return stated**2 / (stated**2 + 2 * (1 - stated) ** 2)
+
+    calibration, source = Calibration(), random.Random(0)
+    for _ in range(3000):
+        stated = source.uniform(0.05, 0.95)
+        hit = source.random() < worth(stated)
+        second = Outcome(1, 0.25, 1.0, 1, source.random() < worth(0.25))
+        calibration.observe([Outcome(1, stated, 1.0, 0, hit), second])
+    for stated in (0.3, 0.6, 0.9):
+        assert calibration.probability(1, stated) == pytest.approx(worth(stated), abs=0.06)
+    assert calibration.probability(2, 0.6) == pytest.approx(0.6, abs=0.01)  # never observed
+    first, second = calibration.expected(1, 1.0)[:2]
+    assert first == pytest.approx(0.45, abs=0.1)
+    assert second == pytest.approx(worth(0.25), abs=0.05)
