@@ -8,9 +8,9 @@ a long one does not hold up the others, and then one cycle of all running sequen
     drawn  = the target's own token at every node, then one walk down each tree
     keep, drafter.extend                  accepted rows become the prefix, their true states feed the head
 
-Plain decoding is the same loop with trees of one node. What a sequence puts out is a function of its prompt and
-parameters alone. On a CPU with its ops the nodes of all trees are rows of one forward, without padding, and slots
-are any; elsewhere trees are padded to one size and running sequences hold the first slots.
+Plain decoding is the same loop with trees of one node. What a sequence puts out is a function of its prompt
+and parameters alone. On a CPU with its ops the nodes of all trees are rows of one forward, without padding,
+and slots are any; elsewhere trees are padded to one size and running sequences hold the first slots.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from kernels import accept_tree, first_argmax
-from stages.decoding.cost import Planner
+from stages.decoding.cost import Costs, Planner
 from stages.decoding.drafters import Drafter
+from stages.decoding.measure import measure_costs
 from stages.decoding.sampling import SamplingParams, SamplingTensors, TokenHistory, process_logits
 from stages.decoding.stats import DecodeStats
 from stages.decoding.tree import DraftTree, TreePlan
@@ -122,6 +123,10 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._reading: list[_Sequence] = []
         self._running: list[_Sequence] = []
+
+    def measure_costs(self) -> Costs:
+        """Of this target and drafter on this machine; nothing may be running."""
+        return measure_costs(self.target, self._forward, self._drafting())
 
     @property
     def busy(self) -> bool:
@@ -249,7 +254,7 @@ class Engine:
         self._running.append(sequence)
 
     def _swap(self, sequence: _Sequence, slot: int) -> None:
-        """Move a sequence to a slot that nothing runs in; one that is being read there starts anew elsewhere."""
+        """Move a sequence to a slot that nothing runs in; one that is read there starts anew elsewhere."""
         for other in self._reading:
             if other.slot == slot:
                 other.slot, other.read = sequence.slot, 0
@@ -376,7 +381,8 @@ class Engine:
         draft_s: float,
         verify_s: float,
     ) -> None:
-        """Tell the planner what its plan came to; the times of a batch in which some do not draft say nothing."""
+        """Tell the planner what its plan came to; the times of batches in which some do not draft are of no
+        use."""
         if self.planner is None or not all(s.drafts for s in running):
             return
         accepted = [min(len(path) - 1, len(tokens)) for _, path, tokens in walks]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.artifacts import Verify, open_artifact
-from stages.decoding.cost import CostPlanner, Costs, FixedPlanner
+from stages.decoding.cost import CostPlanner, FixedPlanner
 from stages.decoding.drafters import DrafterChoice, drafter_of, make_drafter
 from stages.decoding.engine import Engine, FinishReason, GenerationRequest
 from stages.decoding.sampling import SamplingParams
@@ -53,13 +53,12 @@ class EagleModel:
         layers = None
         if head is not None and head.kind == "eagle3":
             layers = head.config.feature_layers or target.feature_layers
-        planner = (
-            CostPlanner(Costs.guessed(), self.tree) if self.tree.kind == "cost" else FixedPlanner(self.tree)
-        )
         made = None
         if choice.kind != "none" and self.tree.kind != "none":
             made = make_drafter(choice, target, head)
-        self._engine = Engine(target, layers=layers, drafter=made, planner=planner)
+        self._engine = Engine(target, layers=layers, drafter=made, planner=FixedPlanner(self.tree))
+        if made is not None and self.tree.kind == "cost":
+            self._engine.planner = CostPlanner(self._engine.measure_costs(), self.tree)
 
     @classmethod
     def from_pretrained(

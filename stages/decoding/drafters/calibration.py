@@ -62,7 +62,10 @@ class Calibrations:
         self._by_kind: dict[int, Calibration] = {}
 
     def at(self, temperature: float) -> Calibration:
-        return self._by_kind.setdefault(temperature_kind(temperature), Calibration())
+        kind = temperature_kind(temperature)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = Calibration()
+        return self._by_kind[kind]
 
 
 def temperature_kind(temperature: float) -> int:

@@ -49,25 +49,20 @@ class DraftRows:
 
     places: int64 [M, 4]: slot, cache row, rows of the prefix it sees, and its ancestor word (bit j: it sees
         row prefix + j too, itself among them).
+    compiled: whether the CPU ops of ``kernels.cpu`` are loaded and know this cache.
     """
 
     cache: SlotCache
     runs: tuple[Run, ...]
     places: Tensor
+    compiled: bool
 
     @classmethod
     def of(cls, cache: SlotCache, runs: Sequence[Run]) -> DraftRows:
         """Makes room in the cache for what the runs store."""
         cache.reserve(max(run.size for run in runs))
         places = [place for run in runs for place in run.places()]
-        return cls(cache, tuple(runs), torch.tensor(places, device=cache.data.device))
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the CPU ops of ``kernels.cpu`` are loaded and know this cache."""
-        data = self.cache.data
-        known = data.device.type == "cpu" and data.dtype in (torch.float32, torch.bfloat16)
-        return known and hasattr(torch.ops.eagle_cpu, "attend")
+        return cls(cache, tuple(runs), torch.tensor(places, device=cache.data.device), _has_ops(cache.data))
 
     def attend(
         self,
@@ -112,6 +107,11 @@ class DraftRows:
             scale=scale,
         )
         return out[0].reshape(heads, n, dim).transpose(0, 1)
+
+
+def _has_ops(cache: Tensor) -> bool:
+    known = cache.device.type == "cpu" and cache.dtype in (torch.float32, torch.bfloat16)
+    return known and hasattr(torch.ops.eagle_cpu, "attend")
 
 
 def _visible(places: Tensor, size: int, window: int | None) -> Tensor:

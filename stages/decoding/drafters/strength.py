@@ -80,7 +80,10 @@ class NoiseStrength:
         level.strength = GRID[int((level.likelihood.amax(-1) + 2.0 * prior).argmax())]
 
     def _level(self, temperature: float, depth: int) -> _Level:
-        return self._levels.setdefault((temperature_kind(temperature), min(depth, _LEVELS)), _Level())
+        key = temperature_kind(temperature), min(depth, _LEVELS)
+        if key not in self._levels:
+            self._levels[key] = _Level()
+        return self._levels[key]
 
 
 def with_noise(pool_log_probs: Tensor, noise: Tensor, strength: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def check_parity(
 
     Args:
         target: what serves, in its dtype.
-        head: what serves, in the same dtype.
+        head: in float32, with the weights of its file. What serves is a copy in the target's dtype.
         rows: with the states that training was fed; where they have none, logits are not compared.
         float32_target: loads the target once more, to try whether the number format is the cause.
 
@@ -73,7 +73,7 @@ def check_parity(
         EagleError: no row is one of the record's.
     """
     known = {row.digest: row for row in record.rows}
-    model = EagleModel(target, head, TreeConfig.parse(f"chain:depth={record.steps}"))
+    model = EagleModel(target, _cast(head, target.dtype), TreeConfig.parse(f"chain:depth={record.steps}"))
     pairs: list[tuple[FeatureRow, ExpectedRow]] = []
     replayed: list[ReplayedRow] = []
     with report.task("parity", unit="rows") as task:
@@ -136,7 +136,6 @@ class _Trial:
         Those of step i are training's only where the i tokens drafted before are the row's own, which is what
         training feeds.
         """
-        head = copy.deepcopy(head).float()
         differences = []
         for row, expected in self.pairs:
             states = stored_states(row, head)
@@ -159,9 +158,8 @@ class _Trial:
 
     def gap(self, suspect: Suspect) -> float:
         """Of the tokens a step that the drafter alone reaches, to those that training predicts."""
-        target, head = self._target(suspect), suspect.head
-        if suspect.float32:
-            head = copy.deepcopy(head).float()
+        target = self._target(suspect)
+        head = _cast(suspect.head, target.dtype)
         predicted = reached = Cycles()
         for row, expected in self.pairs:
             states = live_states(target, row, suspect.layers)
@@ -202,6 +200,10 @@ class _Trial:
 
     def _draft(self, head: DraftHead, states: Tensor, row: FeatureRow) -> Drafts:
         return draft_along(self.target, head, states, row, self.record.steps, self.record.probes)
+
+
+def _cast(head: DraftHead, dtype: torch.dtype) -> DraftHead:
+    return copy.deepcopy(head).to(dtype)
 
 
 def _until_gone(
