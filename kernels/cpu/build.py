@@ -46,8 +46,8 @@ def _load() -> str | None:
     if compiler is None:
         return "there is no C++ compiler: install g++, or set CXX"
     folder = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    library = Path(folder).expanduser() / "eagle" / f"{_key(compiler)}.so"
     try:
+        library = Path(folder).expanduser() / "eagle" / f"{_key(compiler)}.so"
         if not library.exists():
             _compile(compiler, library)
         torch.ops.load_library(str(library))

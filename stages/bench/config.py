@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig
 
@@ -15,6 +15,7 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "Answers": ("num_prompts", "max_new_tokens", "temperature", "seed", "tree"),
         "Losslessness": ("check_float32", "near_tie_gap"),
+        "Parity with training": ("parity", "parity_rows", "trained_on"),
     }
 
     target: str = Field(
@@ -22,7 +23,7 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     )
     head: str = Field(description="URI of the draft head that eagle train wrote for this target.")
     prompts: list[str] = Field(
-        min_length=1,
+        default_factory=list,
         description="A prompt set: builtin:eval, a local or remote .jsonl or .parquet file, or a Hugging "
         "Face data set id. May be given several times; each is reported by itself, and all pooled.",
     )
@@ -38,7 +39,9 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     )
     seed: int = Field(default=0, description="Seed of the answers.")
     tree: str = Field(
-        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=6,width=4,nodes=12."
+        default="cost",
+        description="Draft tree: cost (what pays on this machine), none, chain:depth=3, "
+        "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0.",
     )
     check_float32: int = Field(
         default=4,
@@ -53,3 +56,22 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less "
         "than this below the highest one.",
     )
+    parity: bool = Field(
+        default=False,
+        description="Instead of answering prompts, replay held-out conversations of the head's training as "
+        "they are served, and fail if logits or tokens a step are not those that training predicts.",
+    )
+    parity_rows: int = Field(default=16, ge=1, description="Conversations to replay, at most.")
+    trained_on: str | None = Field(
+        default=None,
+        description="URI of the features, or conversations, that the head was trained on, if they are no "
+        "longer where they were.",
+    )
+
+    @model_validator(mode="after")
+    def _prompts_or_parity(self) -> BenchConfig:
+        if self.parity == bool(self.prompts):
+            raise ValueError("give either --prompts to answer, or --parity")
+        if self.trained_on is not None and not self.parity:
+            raise ValueError("--trained-on is for --parity")
+        return self

@@ -68,7 +68,7 @@ class EagleModel:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        tree: str | TreeConfig = "dynamic",
+        tree: str | TreeConfig = "cost",
         chat_template: str | None = None,
         verify: Verify = "full",
     ) -> EagleModel:

@@ -37,5 +37,7 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
         default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."
     )
     tree: str = Field(
-        default="dynamic", description="Draft tree: none, chain:depth=3, dynamic:depth=6,width=4,nodes=12."
+        default="cost",
+        description="Draft tree: cost (what pays on this machine), none, chain:depth=3, "
+        "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0.",
     )

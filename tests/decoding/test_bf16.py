@@ -1,0 +1,48 @@
+"""In bfloat16 too a CPU gives the very same tokens with and without a draft, whatever runs beside them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from kernels.cpu import load_ops
+from stages.decoding import GenerationRequest, SamplingParams, generate_batch
+from stages.targets import Target
+from tests.decoding.oracle import OracleDrafter
+from tests.decoding.test_decoder import decode, decoder, random_prompt
+from tests.decoding.test_families import FAMILIES, build
+
+pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
+
+FUSED = ["gemma 2, window and caps", "gemma 3, window and wide heads", "mistral, window", "qwen 2, biases"]
+BY_MODULE = ["granite, scaled logits", "phi 3, fused projections"]
+
+
+@pytest.mark.parametrize("family", FUSED + BY_MODULE)
+def test_drafted_and_batched_tokens_are_those_of_plain_decoding(family: str) -> None:
+    model = build(FAMILIES[family], "eagle_slots").to(torch.bfloat16)
+    model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=298)
+    target = Target(family, model, _NoTokenizer(), torch.device("cpu"), torch.bfloat16)
+    assert target.cpu is not None
+    assert (target.cpu.decoder is not None) == (family in FUSED)
+    source, engine, accepted = random.Random(0), decoder(target), 0
+    requests, outputs = [], {}
+    for seed in range(5):
+        prompt, temperature = random_prompt(source, target), (0.0, 0.8)[seed % 2]
+        params = SamplingParams(max_new_tokens=30, temperature=temperature, seed=seed)
+        plain, _ = decode(engine, prompt, params)
+        oracle = OracleDrafter(plain, target.vocab_size, right=0.8, seed=seed)
+        drafted, stats = decode(engine, prompt, params, oracle)
+        assert drafted == plain
+        accepted += stats.accepted
+        requests.append(GenerationRequest(str(seed), prompt, params))
+        outputs[str(seed)] = plain
+    assert accepted > 20
+    assert {r.id: r.token_ids for r in generate_batch(target, requests, max_batch=3)} == outputs
+
+
+class _NoTokenizer:
+    eos_token_id = 299

@@ -1,0 +1,139 @@
+"""The CPU ops against float64, and that a row's bits do not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.cpu import PackedLinear, load_ops
+from tests.kernels.trees import ancestor_words, attention_by_definition, parents
+
+pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
+
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+dtypes = st.sampled_from(list(DTYPES))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 20), st.integers(1, 200), st.integers(1, 70), st.booleans(), dtypes, st.integers(0, 1000)
+)
+def test_a_packed_layer_multiplies_as_float64_does_and_each_row_as_if_alone(
+    rows: int, outputs: int, pairs: int, biased: bool, dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(2 * pairs, outputs, bias=biased, dtype=dtype).requires_grad_(False)
+    x = torch.randn(rows, 2 * pairs, dtype=dtype)
+    packed = PackedLinear(layer)
+    out = packed(x)
+    exact = torch.nn.functional.linear(
+        x.double(), layer.weight.double(), layer.bias.double() if biased else None
+    )
+    torch.testing.assert_close(out.double(), exact, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+    assert all(torch.equal(packed(x[i : i + 1])[0], out[i]) for i in range(rows))
+    assert torch.equal(packed(x[None, :, :])[0], out)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parents(12),
+    st.integers(0, 40),
+    st.sampled_from([(1, 1), (3, 1), (6, 2), (7, 1), (8, 4)]),
+    st.sampled_from([8, 20, 64, 128]),
+    st.sampled_from([None, 1, 3, 16]),
+    st.sampled_from([None, 2.0]),
+    dtypes,
+    st.integers(0, 1000),
+)
+def test_attention_over_slots_is_what_each_node_may_see(
+    trees: list[list[int]],
+    length: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    (tree,) = trees
+    nodes, (query_heads, kv_heads), slot, layer = len(tree), heads, 1, 2
+    data = torch.randn(2, 3, 2, kv_heads, length + nodes + 3, size, dtype=dtype)
+    q = torch.randn(1, query_heads, nodes, size, dtype=dtype)
+    k, v = torch.randn(2, 1, kv_heads, nodes, size, dtype=dtype)
+    where = torch.tensor([data[0].data_ptr(), data[1].data_ptr(), *data.stride()[1:4]])
+    words = ancestor_words(trees)[0].tolist()
+    places = torch.tensor(
+        [
+            [-1 if parent == -2 else slot, length + i, length, word]
+            for i, (parent, word) in enumerate(zip(tree, words, strict=True))
+        ]
+    )
+
+    def attend(q, k, v, places):
+        scale, cap = size**-0.5, softcap or 0.0
+        return torch.ops.eagle_cpu.attend(q, k, v, places, where, layer, scale, window or 0, cap)
+
+    before = data.clone()
+    out = attend(q, k, v, places)
+    real = [i for i, parent in enumerate(tree) if parent != -2]
+    before[0, layer, slot, :, length : length + len(real)] = k[0][:, real]
+    before[1, layer, slot, :, length : length + len(real)] = v[0][:, real]
+    assert torch.equal(data, before)  # stored there and nowhere else, padding not at all
+    keys, values = data[0, layer], data[1, layer]
+    exact = attention_by_definition(q, keys, values, [slot], [length], trees, size**-0.5, window, softcap)
+    expected = exact[0].transpose(0, 1)[real]
+    torch.testing.assert_close(out[0, real].double(), expected, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+    for i in real:
+        alone = slice(i, i + 1)
+        assert torch.equal(
+            attend(q[:, :, alone], k[:, :, alone], v[:, :, alone], places[alone])[0, 0], out[0, i]
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_path_of_a_tree_has_the_bits_of_its_tokens_one_after_another(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    length, size = 21, 64
+    tree = [-1, 0, 0, 1, 2, 4, 4, 6]
+    path = [0, 2, 4, 6, 7]
+    data = torch.randn(2, 1, 1, 1, 64, size, dtype=dtype)
+    q, k, v = torch.randn(3, 1, 1, len(tree), size, dtype=dtype)
+    words = ancestor_words([tree])[0].tolist()
+    results = []
+    for chosen, places in (
+        (range(len(tree)), [[0, length + i, length, word] for i, word in enumerate(words)]),
+        *(([node], [[0, length + i, length + i, 1]]) for i, node in enumerate(path)),
+    ):
+        where = torch.tensor([data[0].data_ptr(), data[1].data_ptr(), *data.stride()[1:4]])
+        rows = list(chosen)
+        out = torch.ops.eagle_cpu.attend(
+            q[:, :, rows], k[:, :, rows], v[:, :, rows], torch.tensor(places), where, 0, 0.125, 0, 0.0
+        )
+        results.append(out[0])
+    assert torch.equal(results[0][path], torch.cat(results[1:]))
+
+
+def test_without_a_compiler_or_switched_off_decoding_goes_on_with_torch(tiny_path: str, tmp_path) -> None:
+    code = (
+        "import sys; from stages.decoding import EagleModel, SamplingParams;"
+        "model = EagleModel.from_pretrained(sys.argv[1], device='cpu', dtype='float32');"
+        "assert model.target.cpu is None;"
+        "print(model.generate([1, 2, 3], SamplingParams(max_new_tokens=5)).token_ids)"
+    )
+    outputs = []
+    for switch in ({"CXX": "/no/such/compiler"}, {"EAGLE_CPU_OPS": "off"}):
+        env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), **switch}
+        done = subprocess.run(
+            [sys.executable, "-c", code, tiny_path], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "CPU ops" in done.stderr  # says that it could be faster, and why it is not
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] != ""
