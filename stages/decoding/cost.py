@@ -306,10 +306,13 @@ class CostPlanner:
             if not due and room > 0 and self._drafts(slot, batch)
         }
         self.decisions.cycles += batch
-        self.decisions.drafting += len(self._drafted)
         if not self._drafted:
             return [TreePlan.none()] * batch
         prices = self._prices(batch, len(self._drafted))
+        if all(price >= k for k, price in enumerate(prices.nodes)):  # not even a sure draft would pay
+            self._drafted = set()
+            return [TreePlan.none()] * batch
+        self.decisions.drafting += len(self._drafted)
         limits = self._limits
         return [
             TreePlan("cost", min(limits.depth, room), limits.width, limits.nodes, prices=prices)

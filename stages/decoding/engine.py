@@ -142,13 +142,18 @@ class Engine:
         """Queue a request; without ``drafts`` it is decoded plainly.
 
         Raises:
-            EagleError: the prompt is empty or leaves no room for a token in the target's context.
+            EagleError: the prompt is empty, has ids that the target lacks, or leaves no room for a token in
+                the target's context.
         """
         size = len(request.prompt_ids)
         if not 0 < size < self.target.max_length:
             raise EagleError(
                 f"the prompt {request.id} has {size} tokens; the target takes 1 to "
                 f"{self.target.max_length - 1}"
+            )
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.target.vocab_size:
+            raise EagleError(
+                f"the prompt {request.id} has ids outside the target's 0 to {self.target.vocab_size - 1}"
             )
         params = request.params
         cap = min(params.max_new_tokens, self.target.max_length - size)

@@ -45,6 +45,8 @@ class EagleModel:
         head: DraftHead | None = None,
         tree: TreeConfig | None = None,
         drafter: DrafterChoice | None = None,
+        *,
+        max_batch: int = 1,
     ) -> None:
         self.target = target
         self.head = head
@@ -55,10 +57,12 @@ class EagleModel:
             layers = head.config.feature_layers or target.feature_layers
         made = None
         if choice.kind != "none" and self.tree.kind != "none":
-            made = make_drafter(choice, target, head)
-        self._engine = Engine(target, layers=layers, drafter=made, planner=FixedPlanner(self.tree))
+            made = make_drafter(choice, target, head, slots=max_batch)
+        self.engine = Engine(
+            target, slots=max_batch, layers=layers, drafter=made, planner=FixedPlanner(self.tree)
+        )
         if made is not None and self.tree.kind == "cost":
-            self._engine.planner = CostPlanner(self._engine.measure_costs(), self.tree)
+            self.engine.planner = CostPlanner(self.engine.measure_costs(), self.tree)
 
     @classmethod
     def from_pretrained(
@@ -71,6 +75,7 @@ class EagleModel:
         tree: str | TreeConfig = "cost",
         chat_template: str | None = None,
         verify: Verify = "full",
+        max_batch: int = 1,
     ) -> EagleModel:
         """Load a target and the head trained for it.
 
@@ -79,6 +84,7 @@ class EagleModel:
             head: URI of a head artifact; None decodes plainly.
             tree: see ``TreeConfig.parse``.
             chat_template: a file with a template in place of the target's own.
+            max_batch: sequences that are decoded together at most.
             verify: which files of the head are compared with their digests, as in ``open_artifact``.
 
         Raises:
@@ -91,9 +97,10 @@ class EagleModel:
         loaded = load_target(target, device, dtype) if isinstance(target, str) else target
         with_chat_template(loaded, chat_template)
         if artifact is None:
-            return cls(loaded, None, config)
+            return cls(loaded, None, config, max_batch=max_batch)
         artifact.require_target(loaded.fingerprint, "the target", ignore=("dtype",))
-        return cls(loaded, load_head(artifact, dtype=loaded.dtype, device=loaded.device), config)
+        loaded_head = load_head(artifact, dtype=loaded.dtype, device=loaded.device)
+        return cls(loaded, loaded_head, config, max_batch=max_batch)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Prompt ids: of plain text as one user turn, of chat messages by the target's template, or ids as
@@ -136,11 +143,11 @@ class EagleModel:
     def _run(
         self, prompt_ids: list[int], params: SamplingParams, speculative: bool, stats: DecodeStats
     ) -> Iterator[list[int]]:
-        self._engine.submit(GenerationRequest("", prompt_ids, params), drafts=speculative)
+        self.engine.submit(GenerationRequest("", prompt_ids, params), drafts=speculative)
         try:
-            while self._engine.busy:
-                for emission in self._engine.step():
+            while self.engine.busy:
+                for emission in self.engine.step():
                     vars(stats).update(vars(emission.stats))
                     yield emission.tokens
         finally:  # the caller may have lost interest
-            self._engine.cancel("")
+            self.engine.cancel("")

@@ -17,7 +17,7 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "Drafting": ("head", "tree"),
-        "Server": ("host", "port", "served_model_name", "max_queue"),
+        "Server": ("host", "port", "served_model_name", "max_batch", "max_queue"),
     }
 
     target: str = Field(
@@ -32,6 +32,9 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
     served_model_name: str | None = Field(
         default=None, description="Model name that clients use; the target's own name by default."
+    )
+    max_batch: int = Field(
+        default=8, ge=1, le=256, description="Requests that are answered together; others wait."
     )
     max_queue: int = Field(
         default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."

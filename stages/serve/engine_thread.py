@@ -1,4 +1,5 @@
-"""The engine on a thread of its own: requests wait in a queue and are answered one after another."""
+"""The engine on a thread of its own: requests wait in a queue, and as many as have a slot are answered
+together."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stages.decoding import DecodeStats, EagleModel, SamplingParams
+from stages.decoding import DecodeStats, Emission, Engine, GenerationRequest, SamplingParams
+from stages.errors import EagleError
 
 
 class QueueFullError(Exception):
@@ -45,31 +47,34 @@ class Job:
 
     Attributes:
         deliver: called on the engine's thread with each event, in order; must return at once.
-        cancelled: set when nobody wants the rest; the engine drops the job at its next cycle.
+        cancelled: set when nobody wants the rest; the engine drops the job at its next step.
+        began: when it got its slot, by the monotonic clock.
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     deliver: Callable[[Event], None]
     cancelled: bool = False
+    began: float = 0.0
 
 
 class EngineThread:
-    """Decodes one job at a time, in order of arrival.
+    """Decodes as many jobs together as the engine has slots; they join in order of arrival.
 
     Args:
-        model: used on no other thread from `start` on.
-        max_queue: jobs that may wait besides the one that runs.
+        engine: used on no other thread from `start` on.
+        max_queue: jobs that may wait besides those that run.
 
     Attributes:
-        requests: jobs taken from the queue and ended, in whatever way.
+        requests: jobs that had a slot and ended, in whatever way.
     """
 
-    def __init__(self, model: EagleModel, max_queue: int) -> None:
-        self._model = model
+    def __init__(self, engine: Engine, max_queue: int) -> None:
+        self._engine = engine
         self._max_queue = max_queue
         self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
+        self._running: dict[str, Job] = {}
+        self._begun = 0
         self._changed = threading.Condition()
         self._stopping = False
         self._deadline: float | None = None
@@ -83,8 +88,8 @@ class EngineThread:
 
     @property
     def running(self) -> int:
-        """Jobs being decoded: 0 or 1."""
-        return int(self._running is not None)
+        """Jobs being decoded."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -98,8 +103,8 @@ class EngineThread:
 
     @property
     def mean_seconds(self) -> float:
-        """Seconds a job has taken of late: about when a place in a full queue becomes free."""
-        return self._mean_seconds
+        """About the time after which a place in a full queue becomes free, by the jobs of late."""
+        return self._mean_seconds / self._engine.cache.slots
 
     def submit(self, job: Job) -> None:
         """Puts a job at the end of the queue.
@@ -117,7 +122,7 @@ class EngineThread:
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Forgets a job: at once if it waits, after the present cycle if it runs, in vain if it is done."""
+        """Forgets a job: at once if it waits, after the present step if it runs, in vain if it is done."""
         with self._changed:
             job.cancelled = True
             if job in self._waiting:
@@ -125,7 +130,7 @@ class EngineThread:
                 job.deliver(Ended("cancelled"))
 
     def stop(self, grace_s: float) -> None:
-        """Ends the jobs that wait, and the running one after `grace_s` seconds. Does not wait for either."""
+        """Ends the jobs that wait, and those that run after `grace_s` seconds. Does not wait for either."""
         with self._changed:
             self._stopping = True
             self._deadline = time.monotonic() + grace_s
@@ -135,7 +140,7 @@ class EngineThread:
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Ends the running job at its next cycle. Takes no lock, so that a signal handler may call it."""
+        """Ends the running jobs at the next step. Takes no lock, so that a signal handler may call it."""
         self._deadline = 0.0
 
     def join(self) -> None:
@@ -143,29 +148,54 @@ class EngineThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            start = time.monotonic()
-            ended = self._answer(job)
-            self._mean_seconds += 0.2 * (time.monotonic() - start - self._mean_seconds)
-            self._running = None
-            self.requests += 1
-            job.deliver(ended)
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._stopping)
-            self._running = self._waiting.popleft() if self._waiting else None
-            return self._running
-
-    def _answer(self, job: Job) -> Ended:
-        stats = DecodeStats()
-        try:
-            for token_ids in self._model.stream(job.prompt_ids, job.params, stats=stats):
+        while self._admit():
+            for name, job in list(self._running.items()):
                 if job.cancelled:
-                    return Ended("cancelled")
-                job.deliver(NewTokens(token_ids, replace(stats)))
-                if self._deadline is not None and time.monotonic() > self._deadline:
-                    return Ended("stopped")
-        except Exception as error:  # a bug, but one request's: it is reported there and the others go on
-            return Ended("failed", error)
-        return Ended("complete")
+                    self._end(name, Ended("cancelled"))
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._end_all(Ended("stopped"))
+            try:
+                emissions = self._engine.step()
+            except Exception as error:  # a bug: it is reported by all that ran, and the others go on
+                self._end_all(Ended("failed", error))
+                continue
+            for emission in emissions:
+                self._deliver(emission)
+
+    def _admit(self) -> bool:
+        """Give waiting jobs the free slots, and wait for one where nothing runs; false when all is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._stopping)
+            joining = []
+            while self._waiting and len(self._running) < self._engine.cache.slots:
+                job = self._waiting.popleft()
+                job.began = time.monotonic()
+                self._begun += 1
+                self._running[str(self._begun)] = job
+                joining.append(str(self._begun))
+            if not self._running:
+                return not self._stopping
+        for name in joining:
+            job = self._running[name]
+            try:
+                self._engine.submit(GenerationRequest(name, job.prompt_ids, job.params))
+            except EagleError as error:
+                self._end(name, Ended("failed", error))
+        return True
+
+    def _deliver(self, emission: Emission) -> None:
+        job = self._running[emission.id]
+        job.deliver(NewTokens(emission.tokens, replace(emission.stats)))
+        if emission.finish_reason is not None:
+            self._end(emission.id, Ended("complete"))
+
+    def _end_all(self, event: Ended) -> None:
+        for name in list(self._running):
+            self._end(name, event)
+
+    def _end(self, name: str, event: Ended) -> None:
+        job = self._running.pop(name)
+        self._engine.cancel(name)
+        self._mean_seconds += 0.2 * (time.monotonic() - job.began - self._mean_seconds)
+        self.requests += 1
+        job.deliver(event)

@@ -56,8 +56,8 @@ def url(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn over one bound socket and one engine.
 
-    SIGINT and SIGTERM end it: requests that wait are turned away, the running one has GRACE_S seconds to
-    finish, and a second signal ends it at the next cycle. `run` then returns, so that the process can exit
+    SIGINT and SIGTERM end it: requests that wait are turned away, those that run have GRACE_S seconds to
+    finish, and a second signal ends them at the next step. `run` then returns, so that the process can exit
     with 0.
 
     Args:

@@ -50,6 +50,7 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
             tree=config.tree,
             chat_template=config.chat_template,
             verify=config.verify,
+            max_batch=config.max_batch,
         )
         served = ServedModel.of(model.target, config.served_model_name)
         if ignored := served.unsupported_defaults():
@@ -58,7 +59,7 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
         for _ in model.stream(prompt_ids, SamplingParams(max_new_tokens=WARM_UP_TOKENS)):
             pass
 
-        engine = EngineThread(model, config.max_queue)
+        engine = EngineThread(model.engine, config.max_queue)
         server = Server(
             create_app(served, engine, report.log),
             listener,
@@ -77,4 +78,5 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
 def _farewell(engine: EngineThread) -> str:
     if not engine.running:
         return "stopping"
-    return f"stopping; the running request has {GRACE_S:.0f} s to finish, a second Ctrl-C ends it now"
+    running = "the running request has" if engine.running == 1 else f"{engine.running} running requests have"
+    return f"stopping; {running} {GRACE_S:.0f} s to finish, a second Ctrl-C ends it now"

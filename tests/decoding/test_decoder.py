@@ -118,7 +118,7 @@ def test_a_head_trained_on_other_feature_layers_gets_the_features_of_those(tiny_
     model = EagleModel(tiny_target, Eagle3Head(config).eval())
     prompt, params = random_prompt(random.Random(6), tiny_target), SamplingParams(max_new_tokens=20)
     plain = model.generate(prompt, params, speculative=False).token_ids
-    oracle = model._engine.drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
+    oracle = model.engine.drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
     assert model.generate(prompt, params).token_ids == plain
     with FeatureTaps(tiny_target.decoder, (1, 3, 7)) as taps, torch.no_grad():
         tiny_target.decoder(input_ids=torch.tensor([prompt + plain]), use_cache=False)

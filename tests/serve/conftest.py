@@ -51,7 +51,7 @@ def head_folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str
 @pytest.fixture(scope="session")
 def drafted(target: Target, head_folder: str) -> EagleModel:
     """The target with a draft head."""
-    return EagleModel.from_pretrained(target, head_folder, tree=WIDE_TREE)
+    return EagleModel.from_pretrained(target, head_folder, tree=WIDE_TREE, max_batch=4)
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ class RunningServer:
 def running_server(model: EagleModel, *, max_queue: int = 64) -> Iterator[RunningServer]:
     """Serves `model` under the name "tiny" for as long as the block lasts."""
     listener = bind("127.0.0.1", 0)
-    engine = EngineThread(model, max_queue)
+    engine = EngineThread(model.engine, max_queue)
     log: list[str] = []
     ready = threading.Event()
     app = create_app(ServedModel.of(model.target, NAME), engine, log.append)

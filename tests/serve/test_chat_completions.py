@@ -324,7 +324,7 @@ def test_another_models_name_and_an_unknown_path_are_not_found(server: RunningSe
 def test_an_error_of_the_engine_is_a_500_and_a_traceback_in_the_log(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine, "_model", None)
+    monkeypatch.setattr(server.engine._engine, "_admit", None)
     response = server.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
     assert "engine_error" in response.text

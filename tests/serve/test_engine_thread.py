@@ -16,6 +16,7 @@ from stages.serve.engine_thread import (
     NewTokens,
     QueueFullError,
 )
+from stages.targets import Target
 from tests.serve.running_server import soon
 
 PROMPT = [1, 2, 3]
@@ -54,7 +55,7 @@ def start(plain: EagleModel) -> Iterator[Callable[[int], EngineThread]]:
     engines: list[EngineThread] = []
 
     def start(max_queue: int) -> EngineThread:
-        engines.append(EngineThread(plain, max_queue))
+        engines.append(EngineThread(plain.engine, max_queue))
         engines[-1].start()
         return engines[-1]
 
@@ -136,3 +137,27 @@ def test_the_end_of_the_grace_or_hurry_ends_the_running_job(start: Callable[[int
             engine.hurry()
         assert job.outcome() == "stopped"
         assert len(job.token_ids) < LONG.max_new_tokens
+
+
+def test_jobs_that_run_together_get_the_answers_they_get_alone(
+    target: Target, drafted: EagleModel, plain: EagleModel
+) -> None:
+    engine = EngineThread(EagleModel(target, drafted.head, drafted.tree, max_batch=3).engine, 16)
+    engine.start()
+    jobs = []
+    for seed in range(8):  # of all lengths, so that they join and leave at any time
+        params = SamplingParams(max_new_tokens=5 + 17 * seed % 60, temperature=seed % 3 * 0.5, seed=seed)
+        jobs.append(Recorder(params, [seed + i for i in range(1, 5 + 30 * (seed % 2))]))
+        engine.submit(jobs[-1].job)
+    impatient = Recorder(LONG)
+    engine.submit(impatient.job)
+    together = 0
+    while not all(job.done.wait(0.01) for job in jobs):
+        together = max(together, engine.running)
+    engine.cancel(impatient.job)
+    engine.stop(10.0)
+    engine.join()
+    assert together > 1
+    for job in jobs:
+        assert job.outcome() == "complete"
+        assert job.token_ids == plain.generate(job.job.prompt_ids, job.job.params).token_ids
