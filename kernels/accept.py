@@ -1,14 +1,17 @@
 """Lossless acceptance: draw the target's own token at every node, and follow the child that equals it.
 
-    y[i] = argmax_v logits[i, v]                                                     temperature 0
-    y[i] = argmax_v logits[i, v] / T + G(seed, sample, positions[i] + 1, v)          temperature T
+    y[i] = argmax_v x[i, v]                                             temperature 0,  x = logits
+    y[i] = argmax_v x[i, v] + G(seed, sample, positions[i] + 1, v)      temperature T,  x = logits / T
 
-with G of `kernels.noise`: adding Gumbel noise and taking the maximum draws from softmax(logits / T), and
-since the noise belongs to a position and not to a node, the draw is the one plain decoding would make there.
-Ties go to the lowest id. From the root the walk descends to the child whose token is y of its parent, until
-there is none; the last y is the bonus.
+over the tokens v that are allowed and that the filters keep (`kernels.filters`), with G of `kernels.noise`:
+adding Gumbel noise and taking the maximum draws from softmax(x), and since the noise belongs to a position
+and not to a node, the draw is the one plain decoding would make there. Ties go to the lowest id. From the
+root the walk descends to the child whose token is y of its parent, until there is none; the last y is the
+bonus. `path` and `count` are the moves of the cache's rows, as `kernels.compact` takes them.
 
-Cost: N * V logits are read once; at a temperature, one Philox call for four tokens of each distinct position.
+Cost: N * V logits are read once, and as `kernels.filters` says where tokens are filtered; at a temperature,
+one Philox call for four tokens that are left. `accept_states` makes the logits too: h * V weights and N * h
+states are read once, 2 * N * h * V operations, and the N * V logits are neither written nor read.
 
 Source: Gumbel-max, Maddison et al., arXiv 1411.0030; that the walk is lossless: docs/architecture.md.
 """
@@ -18,9 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu import DTYPES, ops_loaded
 from kernels.dispatch import use_triton
+from kernels.filters import Filters, allowed_tokens, filter_floor_torch
 from kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel_noise, gumbel_noise_vocab
 
 ROOT = -1
@@ -51,6 +57,8 @@ def first_argmax(values: Tensor) -> Tensor:
     The same as `values.argmax(-1)`, several times faster on a CPU: a maximum without its index is vectorised,
     so tiles are reduced first, and the index is sought in one tile only.
     """
+    if values.device.type == "cpu" and values.dtype in DTYPES and ops_loaded():
+        return torch.ops.eagle_cpu.argmax(values)
     size = values.shape[-1]
     tiles = size // _TILE
     if values.device.type != "cpu" or tiles < 2:
@@ -146,11 +154,14 @@ def accept_tree(
     temperature: Tensor,
     seed: Tensor,
     sample: Tensor,
+    *,
+    filters: Filters | None = None,
+    allowed: Tensor | None = None,
 ) -> Acceptance:
     """Verify draft trees against the target's logits.
 
     Args:
-        logits: [B, N, V], any float dtype; tokens ruled out by top-k or top-p hold -inf.
+        logits: [B, N, V], any float dtype; tokens ruled out already hold -inf.
         tokens: int64 [B, N], each node's token; the children of one node differ.
         parents: int64 [B, N], index of each node's parent, smaller than its own; -1 the root (index 0), -2
             padding.
@@ -158,12 +169,19 @@ def accept_tree(
         temperature: fp32 [B], 0 for greedy.
         seed: int64 [B].
         sample: int64 [B].
+        filters: top-k, top-p and min-p of every sequence.
+        allowed: int32 [B, N, ceil(V / 32)], the tokens that may follow each node, packed as `allowed_tokens`
+            says; at least one a node.
     """
     if use_triton(logits):
         from kernels.accept_triton import accept_tree_triton
 
-        return accept_tree_triton(logits, tokens, parents, positions, temperature, seed, sample)
-    return accept_tree_torch(logits, tokens, parents, positions, temperature, seed, sample)
+        return accept_tree_triton(
+            logits, tokens, parents, positions, temperature, seed, sample, filters=filters, allowed=allowed
+        )
+    return accept_tree_torch(
+        logits, tokens, parents, positions, temperature, seed, sample, filters=filters, allowed=allowed
+    )
 
 
 def accept_tree_torch(
@@ -174,8 +192,86 @@ def accept_tree_torch(
     temperature: Tensor,
     seed: Tensor,
     sample: Tensor,
+    *,
+    filters: Filters | None = None,
+    allowed: Tensor | None = None,
 ) -> Acceptance:
     """`accept_tree` in torch."""
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed_tokens(allowed, logits.shape[-1]), -torch.inf)
+    if filters is not None:
+        floor = filter_floor_torch(logits, temperature, filters).unsqueeze(-1)
+        heat = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
+        logits = logits.masked_fill(logits.float() / heat < floor, -torch.inf)
     drawn = _draw(logits, positions, temperature, seed, sample)
     path, count, token = _walk(drawn, tokens, parents)
     return Acceptance(path=path, count=count, token=token, drawn=drawn)
+
+
+def accept_states(
+    states: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    sample: Tensor,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    allowed: Tensor | None = None,
+) -> Acceptance:
+    """`accept_tree` of the logits cap(scale * states @ weight^T), which never reach memory.
+
+    The kernel keeps the logits in fp32, where a separate product would round them to the dtype of its output,
+    so that near-ties may fall otherwise: one request must not change between the two. No filters: they need
+    all of a node's logits before the first token is drawn.
+
+    Args:
+        states: [B, N, h], after the target's final norm.
+        weight: [V, h], of the target's LM head.
+        scale: factor of the logits (Granite, Cohere).
+        softcap: bound of the logits, if any (Gemma 2).
+        tokens: this and the rest as in `accept_tree`.
+    """
+    if use_triton(states):
+        from kernels.accept_triton import accept_states_triton
+
+        run = accept_states_triton
+    else:
+        run = accept_states_torch
+    return run(
+        states,
+        weight,
+        tokens,
+        parents,
+        positions,
+        temperature,
+        seed,
+        sample,
+        scale=scale,
+        softcap=softcap,
+        allowed=allowed,
+    )
+
+
+def accept_states_torch(
+    states: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    sample: Tensor,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    allowed: Tensor | None = None,
+) -> Acceptance:
+    """`accept_states` in torch; its product rounds to the dtype of the states."""
+    logits = F.linear(states, weight).float() * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return accept_tree_torch(logits, tokens, parents, positions, temperature, seed, sample, allowed=allowed)

@@ -2,8 +2,8 @@
 
     cache[:, :, slot, :, length + k] = cache[:, :, slot, :, length + path[k]]     for k = 0 .. count-1
 
-Path indices rise strictly, so a row never moves up, and moving in order never overwrites a row still to be
-read.
+Path indices rise strictly, so path[k] >= k and a row never moves up: source and destination may overlap, and
+moving in order never overwrites a row still to be read.
 
 Cost a sequence: up to 4 * L * Hkv * (count - 1) * D elements moved (read and written, keys and values); none
 when the path is the tree's first nodes, as in a chain.

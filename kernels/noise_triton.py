@@ -42,19 +42,43 @@ def gumbel_tile(seed, sample, position, first_call, CALLS: tl.constexpr):
 
 
 @triton.jit
+def gumbel_rows(seed, sample, position, first_call, ROWS: tl.constexpr, CALLS: tl.constexpr):
+    """`gumbel_tile` of several rows: fp32 [ROWS, 4 * CALLS] of int64 [ROWS] keys."""
+    zero = tl.zeros([ROWS, CALLS], tl.uint32)
+    counter = zero + (first_call + tl.arange(0, CALLS)).to(tl.uint32)[None, :]
+    w0, w1, w2, w3 = tl.philox(
+        tl.zeros([ROWS, CALLS], tl.int64) + seed[:, None],
+        counter,
+        zero + position.to(tl.uint32)[:, None],
+        zero + sample.to(tl.uint32)[:, None],
+        zero,
+    )
+    return gumbel_from_word(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit
+def gumbel_tokens(seed, sample, position, token, BLOCK: tl.constexpr):
+    """Noise of any tokens: fp32 [BLOCK] of scalar keys and int64 token ids [BLOCK]."""
+    zero = tl.zeros([BLOCK], tl.uint32)
+    counter = (token >> 2).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(
+        seed, counter, zero + position.to(tl.uint32), zero + sample.to(tl.uint32), zero
+    )
+    low, high = (token & 1) != 0, (token & 2) != 0
+    return gumbel_from_word(tl.where(high, tl.where(low, w3, w2), tl.where(low, w1, w0)))
+
+
+@triton.jit
 def _token_kernel(seed_ptr, sample_ptr, position_ptr, token_ptr, out_ptr, width, BLOCK: tl.constexpr):
     """Grid (rows, blocks of tokens)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     token = tl.load(token_ptr + row * width + column, mask=inside, other=0)
-    zero = tl.zeros([BLOCK], tl.uint32)
-    position = zero + tl.load(position_ptr + row).to(tl.uint32)
-    sample = zero + tl.load(sample_ptr + row).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(tl.load(seed_ptr + row), (token >> 2).to(tl.uint32), position, sample, zero)
-    low, high = (token & 1) != 0, (token & 2) != 0
-    word = tl.where(high, tl.where(low, w3, w2), tl.where(low, w1, w0))
-    tl.store(out_ptr + row * width + column, gumbel_from_word(word), mask=inside)
+    noise = gumbel_tokens(
+        tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + row), token, BLOCK
+    )
+    tl.store(out_ptr + row * width + column, noise, mask=inside)
 
 
 @triton.jit

@@ -4,11 +4,17 @@
 
 over the rows k of sequence b's slot that node i may see: the prefix 0 .. length-1, and length + j for every
 bit j set in the node's ancestor word (bit j = node j is an ancestor of i, or i itself). Node j sits in row
-length + j and at position length + depth(j), depth = set bits of its word minus one; a sliding window counts
-positions, not rows. A word of 0 marks padding, whose output is zero.
+length + j, at position length + depth(j). A parent precedes its children, so the set bits of a word are the
+path from the root in order: depth(i) is their number less one, and from node i to its ancestor j there are as
+many levels as bits set above j. A sliding window counts positions, not rows. A word of 0 marks padding, whose
+output is zero.
 
-Cost a sequence and layer: 2 * Hkv * (length + N) * D cache elements are read once for all N nodes and all
-query heads of a group; 4 * Hq * N * (length + N) * D operations. At small N it is bound by the cache's bytes.
+Cost a sequence and layer, with E bytes an element, G = Hq / Hkv:
+    cache read       2 * E * Hkv * (length + N) * D bytes, once for all N nodes and all G heads of a group
+    query and output 2 * E * Hq * N * D bytes
+    operations       4 * Hq * N * (length + N) * D, and Hq * N * (length + N) exponentials
+so 2 * G * N / E operations a byte of cache: 64 for Llama-3.1-8B at 16 nodes in bf16. Matrix units have room
+for some 200 to 600 operations a byte of memory bandwidth, so the bytes bound it up to about 64 nodes.
 
 Source: SpecInfer (Miao et al., arXiv 2305.09781) for tree attention; FlashDecoding for the split over keys.
 """
@@ -42,22 +48,20 @@ def tree_mask(lengths: Tensor, ancestors: Tensor, size: int, sliding_window: int
     Returns:
         bool [B, 1, N, size], True where visible.
     """
-    nodes = ancestors.shape[1]
-    offset = (
-        torch.arange(size, device=lengths.device) - lengths[:, None]
-    )  # [B, size]; the row's node, negative in the prefix
-    row_node = offset.clamp(0, MAX_NODES - 1)
-    words = ancestors.unsqueeze(-1)  # [B, N, 1]
-    in_tree = (offset >= 0) & (offset < MAX_NODES)
-    ancestor = ((words >> row_node.unsqueeze(1)) & 1).bool() & in_tree.unsqueeze(1)
-    visible = ancestor | ((offset < 0).unsqueeze(1) & (words != 0))
+    # The node a row belongs to, negative in the prefix.
+    node = torch.arange(size, device=lengths.device) - lengths[:, None]  # [B, size]
+    bits = torch.arange(MAX_NODES, device=ancestors.device)
+    path = ((ancestors.unsqueeze(-1) >> bits) & 1).bool()  # [B, N, 64]
+    seen = path
     if sliding_window is not None:
-        depths = node_depths(ancestors)
-        row_depth = torch.where(
-            offset < 0, offset, depths.gather(1, row_node.clamp_max(nodes - 1))
-        )  # positions relative to lengths
-        visible &= depths.unsqueeze(-1) - row_depth.unsqueeze(1) < sliding_window
-    return visible.unsqueeze(1)
+        levels = path.flip(-1).cumsum(-1).flip(-1)  # bits set from j on: levels down to the node, and one
+        seen = path & (levels <= sliding_window)
+    tree = seen.gather(2, node.clamp(0, MAX_NODES - 1).unsqueeze(1).expand(-1, path.shape[1], -1))
+    tree = tree & ((node >= 0) & (node < MAX_NODES)).unsqueeze(1)
+    prefix = (node < 0).unsqueeze(1) & path.any(-1, keepdim=True)
+    if sliding_window is not None:
+        prefix = prefix & (node_depths(ancestors).unsqueeze(-1) - node.unsqueeze(1) < sliding_window)
+    return (tree | prefix).unsqueeze(1)
 
 
 def _rows(cache: Tensor, slots: Tensor | slice, size: int) -> Tensor:
@@ -98,7 +102,7 @@ def tree_attention(
         sliding_window: see `tree_mask`.
         softcap: bound c of the scores, if any (Gemma 2).
         tree_rows: cache rows of the tree, where the nodes are only some of it (a level that is being drafted
-            attends to levels above it); then without a sliding window. The nodes' own number by default.
+            attends to levels above it). The nodes' own number by default.
         mask: `tree_mask(...)`, to build it once a forward instead of once a layer; rows beyond its size are
             not read. The kernel has no use for it.
 

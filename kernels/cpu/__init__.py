@@ -5,6 +5,7 @@
     linear(x [..., K], packed, bias [N] | None, N) -> [..., N]
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
+    argmax([..., V]) -> int64 [...], the first of equal ones
     layers(x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see stages/targets/cpu_layers.py
 
 All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.
@@ -19,7 +20,7 @@ some 12 rows on two cores with AVX512-BF16.
 
 from __future__ import annotations
 
-from kernels.cpu.build import load_ops
+from kernels.cpu.build import load_ops, ops_loaded
 from kernels.cpu.linear import DTYPES, PackedLinear, pack_linears
 
-__all__ = ["DTYPES", "PackedLinear", "load_ops", "pack_linears"]
+__all__ = ["DTYPES", "PackedLinear", "load_ops", "ops_loaded", "pack_linears"]

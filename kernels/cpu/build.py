@@ -37,6 +37,11 @@ def load_ops() -> str | None:
         return _outcome[0]
 
 
+def ops_loaded() -> bool:
+    """Whether ``load_ops`` has succeeded in this process."""
+    return bool(_outcome) and _outcome[0] is None
+
+
 def _load() -> str | None:
     if os.environ.get("EAGLE_CPU_OPS") == "off":
         return "EAGLE_CPU_OPS=off"
@@ -106,6 +111,10 @@ def _register_shapes() -> None:
     @torch.library.register_fake("eagle_cpu::pack")
     def _pack(weight: Tensor) -> Tensor:
         return weight.new_empty(-(-weight.shape[0] // 64) * 64 * weight.shape[1])
+
+    @torch.library.register_fake("eagle_cpu::argmax")
+    def _argmax(values: Tensor) -> Tensor:
+        return values.new_empty(values.shape[:-1], dtype=torch.int64)
 
     @torch.library.register_fake("eagle_cpu::attend")
     def _attend(

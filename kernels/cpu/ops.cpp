@@ -451,6 +451,37 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& p
   return out;
 }
 
+// The first greatest value's index along the last dimension, int64 [...] of [..., V].
+Tensor argmax(const Tensor& values) {
+  Tensor x = values.contiguous();
+  auto sizes = x.sizes().vec();
+  int64_t width = sizes.back();
+  sizes.pop_back();
+  Tensor out = at::empty(sizes, x.options().dtype(at::kLong));
+  int64_t* found = out.mutable_data_ptr<int64_t>();
+  auto search = [&](const auto* row) {
+    f32x16 highest = {};
+    highest -= std::numeric_limits<float>::infinity();
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+      f32x16 here = load16(row + i);
+      highest = here > highest ? here : highest;
+    }
+    float top = -std::numeric_limits<float>::infinity();
+    for (int lane = 0; lane < LANES; ++lane) top = std::max(top, highest[lane]);
+    for (; i < width; ++i) top = std::max(top, as_float(row[i]));
+    for (i = 0; i < width; ++i)
+      if (as_float(row[i]) == top) return i;
+    return int64_t(0);
+  };
+  at::parallel_for(0, out.numel(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      found[m] = x.scalar_type() == at::kFloat ? search(x.const_data_ptr<float>() + m * width)
+                                               : search((const uint16_t*)x.const_data_ptr() + m * width);
+  });
+  return out;
+}
+
 // ---- whole decoder layers ----
 
 inline float rounded(float x, const uint16_t*) { return widen(narrow(x)); }
@@ -685,6 +716,7 @@ Tensor layers(const Tensor& states, const std::optional<Tensor>& input, const Te
 
 TORCH_LIBRARY(eagle_cpu, library) {
   library.def("pack(Tensor weight) -> Tensor");
+  library.def("argmax(Tensor values) -> Tensor");
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   library.def(
       "attend(Tensor q, Tensor k, Tensor v, Tensor places, Tensor cache, int layer, float scale, int window, "
@@ -696,6 +728,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", pack);
+  library.impl("argmax", argmax);
   library.impl("linear", linear);
   library.impl("attend", attend);
   library.impl("layers", layers);

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import accept_tree, compact, gumbel_noise, gumbel_noise_vocab, tree_attention
+from kernels import (
+    Filters,
+    accept_states,
+    accept_tree,
+    compact,
+    draft_topk,
+    gumbel_noise,
+    gumbel_noise_vocab,
+    tree_attention,
+)
 from kernels.accept import accept_tree_torch
 from tests.kernels.trees import ancestor_words, attention_by_definition
 
@@ -58,10 +67,16 @@ def test_no_op_waits_for_the_gpu():
     parents, words = torch.tensor([[-1, 0, 0]], device="cuda"), torch.tensor([[1, 3, 5]], device="cuda")
     slots, lengths = torch.tensor([1], device="cuda"), torch.tensor([20], device="cuda")
     temperature = torch.tensor([1.0], device="cuda")
+    filters = Filters(lengths, temperature / 2, temperature / 2)
+    states, weight = torch.randn(1, 3, 64, device="cuda"), torch.randn(2000, 64, device="cuda")
+    keys = (parents, words, temperature, slots, slots)
 
     def cycle() -> None:
+        draft_topk(logits[0], temperature.expand(3), 4)
         tree_attention(query, cache[0, 0], cache[1, 0], slots, lengths, words, 0.25)
-        accepted = accept_tree(logits, parents, parents, words, temperature, slots, slots)
+        accept_states(states, weight, parents, *keys)
+        accept_tree(logits, parents, *keys)
+        accepted = accept_tree(logits, parents, *keys, filters=filters)
         compact(cache, slots, lengths, accepted.path, accepted.count)
         gumbel_noise(slots, slots, slots, parents)
         gumbel_noise_vocab(slots, slots, slots, 2000)

@@ -89,10 +89,13 @@ def test_what_lies_beyond_a_sequence_s_rows_is_never_used():
     torch.testing.assert_close(tree_attention(query, *cache, *args), before)
 
 
-def test_a_level_attends_to_levels_written_before_it():
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 15])
+def test_a_level_attends_to_levels_written_before_it(window):
     trees = [[-1, 0, 0, 1, 2, 3]]
     cache, query, words = torch.randn(2, 1, 2, 40, 8), torch.randn(1, 4, 6, 8), ancestor_words(trees)
-    expected = attention_by_definition(query, cache[0], cache[1], [0], [20], trees, 0.3)[:, :, 3:]
+    expected = attention_by_definition(query, cache[0], cache[1], [0], [20], trees, 0.3, window)[:, :, 3:]
     place = torch.tensor([0]), torch.tensor([20])
-    out = tree_attention(query[:, :, 3:], *cache, *place, words[:, 3:], 0.3, tree_rows=6)
+    out = tree_attention(
+        query[:, :, 3:], *cache, *place, words[:, 3:], 0.3, tree_rows=6, sliding_window=window
+    )
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)

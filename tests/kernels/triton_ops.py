@@ -1,8 +1,8 @@
 """Claims about the Triton kernels, on whatever device they run: each against its reference or its definition.
 
 Not collected by name. `test_triton.py` runs this file in a process of its own under Triton's interpreter,
-which must be chosen before triton is imported, and whose bf16 products are wrong, hence fp32. `tests/gpu`
-runs the same claims compiled, in bf16 too.
+which must be chosen before triton is imported, and whose bf16 products are wrong, hence fp16 and fp32 there.
+`tests/gpu` runs the same claims compiled, in bf16 too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kernels import gumbel_noise, gumbel_noise_vocab
-from kernels.accept import accept_tree_torch
-from kernels.accept_triton import accept_tree_triton
+from kernels.accept import Acceptance, accept_states_torch, accept_tree_torch
+from kernels.accept_triton import accept_states_triton, accept_tree_triton
 from kernels.compact import compact_torch
 from kernels.compact_triton import compact_triton
+from kernels.draft_topk import draft_topk_torch
+from kernels.draft_topk_triton import draft_topk_triton
+from kernels.filters import Filters
 from kernels.noise_triton import gumbel_noise_triton, gumbel_noise_vocab_triton
 from kernels.tree_attention_triton import tree_attention_triton
 from tests.kernels.trees import (
@@ -28,7 +31,9 @@ from tests.kernels.trees import (
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-DTYPES = [torch.bfloat16, torch.float32] if CUDA else [torch.float32]
+# What is multiplied, and what is only read.
+DTYPES = [torch.bfloat16, torch.float16, torch.float32] if CUDA else [torch.float16, torch.float32]
+STORED = [torch.bfloat16, torch.float16, torch.float32]
 # An interpreted example takes a second, so a failure is shown as found and not shrunk.
 quick = settings(
     max_examples=40 if CUDA else 6,
@@ -54,33 +59,116 @@ def test_noise_equals_the_reference_to_rounding(seed, sample, position):
     assert torch.equal(gumbel_noise_triton(*one, column.to(DEVICE)).cpu(), whole[:1].gather(1, column))
 
 
-@quick
-@given(data=st.data())
-def test_acceptance_equals_the_reference(data):
-    batch = data.draw(st.integers(1, 3))
-    trees = data.draw(parents(max_nodes=6, batch=batch))
-    nodes, vocab_size = len(trees[0]), data.draw(st.sampled_from([7, 1024, 2500]))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    logits = (3 * torch.randn(batch, nodes, vocab_size, generator=generator)).to(
-        data.draw(st.sampled_from(DTYPES))
-    )
-    if data.draw(st.booleans()):
+@st.composite
+def verifications(draw: st.DrawFn):
+    """Logits of random trees, the rest of `accept_tree`'s tensors, filters and allowed tokens, maybe."""
+    batch = draw(st.integers(1, 3))
+    trees = draw(parents(max_nodes=5, batch=batch))
+    nodes, vocab_size = len(trees[0]), draw(st.sampled_from([7, 1024, 1500]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    logits = 3 * torch.randn(batch, nodes, vocab_size, generator=generator)
+    if draw(st.booleans()):
         logits = logits.masked_fill(logits < logits.topk(3).values[..., -1:], -torch.inf)
     positions = [[9 + len(chain_of(t, i)) if p > -2 else 0 for i, p in enumerate(t)] for t in trees]
-    rest = (
-        torch.tensor(trees),
-        torch.tensor(positions),
-        torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=batch, max_size=batch))),
-        torch.arange(batch) + 2**40,
-        torch.arange(batch),
-    )
-    drawn = accept_tree_torch(logits, torch.zeros_like(rest[0]), *rest).drawn.tolist()
-    hits = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=nodes, max_size=nodes))
-    tokens = torch.tensor([tokens_that_meet(d, t, hits) for d, t in zip(drawn, trees, strict=True)])
-    expected = accept_tree_torch(logits, tokens, *rest)
-    result = accept_tree_triton(*(t.to(DEVICE) for t in (logits, tokens, *rest)))
+
+    def each(*values: float) -> torch.Tensor:
+        return torch.tensor(draw(st.lists(st.sampled_from(values), min_size=batch, max_size=batch)))
+
+    rest = (torch.tensor(trees), torch.tensor(positions), each(0.0, 0.5, 1.0))
+    keys = (torch.arange(batch) + 2**40, torch.arange(batch))
+    filters, allowed = None, None
+    if draw(st.booleans()):
+        filters = Filters(each(0, 1, 5, 2000), each(1.0, 0.5, 0.9), each(0.0, 0.1, 1.0))
+    if draw(st.booleans()):
+        shape = (batch, nodes, -(-vocab_size // 32))
+        allowed = torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+        allowed[..., 0] |= 4
+    hits = draw(st.lists(st.sampled_from([True, True, False]), min_size=nodes, max_size=nodes))
+    return logits.to(draw(st.sampled_from(STORED))), (*rest, *keys), filters, allowed, hits
+
+
+def on_device(filters: Filters | None) -> Filters | None:
+    if filters is None:
+        return None
+    return Filters(filters.top_k.to(DEVICE), filters.top_p.to(DEVICE), filters.min_p.to(DEVICE))
+
+
+def assert_same(result: Acceptance, expected: Acceptance) -> None:
     for name in ("path", "count", "token", "drawn"):
         assert torch.equal(getattr(result, name).cpu(), getattr(expected, name)), name
+
+
+@settings(quick, max_examples=40 if CUDA else 10)
+@given(case=verifications())
+def test_acceptance_equals_the_reference(case):
+    logits, rest, filters, allowed, hits = case
+    options = {"filters": filters, "allowed": allowed}
+    trees = rest[0]
+    drawn = accept_tree_torch(logits, torch.zeros_like(trees), *rest, **options).drawn.tolist()
+    tokens = torch.tensor([tokens_that_meet(d, t, hits) for d, t in zip(drawn, trees.tolist(), strict=True)])
+    expected = accept_tree_torch(logits, tokens, *rest, **options)
+    result = accept_tree_triton(
+        *(t.to(DEVICE) for t in (logits, tokens, *rest)),
+        filters=on_device(filters),
+        allowed=None if allowed is None else allowed.to(DEVICE),
+    )
+    assert_same(result, expected)
+
+
+@quick
+@given(case=verifications(), width=st.sampled_from([16, 40, 64]), softcap=st.none() | st.just(4.0))
+def test_acceptance_of_states_equals_that_of_their_logits(case, width, softcap):
+    logits, rest, _, allowed, hits = case
+    batch, nodes = logits.shape[:2]
+    vocab_size = min(logits.shape[2], 200)
+    allowed = None if allowed is None else allowed[..., : -(-vocab_size // 32)]
+    generator = torch.Generator().manual_seed(width)
+    states = torch.randn(batch, nodes, width, generator=generator)
+    weight = torch.randn(vocab_size, width, generator=generator)
+    options = {"scale": 0.5, "softcap": softcap}
+    trees = rest[0]
+    drawn = accept_states_torch(
+        states, weight, torch.zeros_like(trees), *rest, **options, allowed=allowed
+    ).drawn
+    tokens = [tokens_that_meet(d, t, hits) for d, t in zip(drawn.tolist(), trees.tolist(), strict=True)]
+    expected = accept_states_torch(states, weight, torch.tensor(tokens), *rest, **options, allowed=allowed)
+    result = accept_states_triton(
+        *(t.to(DEVICE) for t in (states, weight, torch.tensor(tokens), *rest)),
+        **options,
+        allowed=None if allowed is None else allowed.to(DEVICE),
+    )
+    assert_same(result, expected)
+
+
+@settings(quick, max_examples=40 if CUDA else 12)
+@given(data=st.data())
+def test_the_best_children_equal_the_reference(data):
+    nodes, vocab_size = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([5, 300, 4500]))
+    k = min(data.draw(st.sampled_from([1, 3, 8, 10])), vocab_size)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    logits = (3 * torch.randn(nodes, vocab_size, generator=generator)).to(data.draw(st.sampled_from(STORED)))
+    options = {}
+    if data.draw(st.booleans()):
+        options["target_ids"] = torch.randperm(50_000, generator=generator)[:vocab_size].sort().values
+    if data.draw(st.booleans()):
+        options["temperature"] = torch.tensor([0.0, 0.7, 1.0, 1.5])[:nodes]
+        if data.draw(st.booleans()):
+            options["strength"] = torch.tensor([0.5, 0.5, 1.0, 0.0])[:nodes]
+            options |= dict.fromkeys(("positions", "seed", "sample"), torch.arange(nodes) + 2**33)
+    scores = -torch.rand(nodes, generator=generator)
+    expected = draft_topk_torch(logits, scores, k, **options)
+    device_options = {name: t.to(DEVICE) for name, t in options.items()}
+    result = draft_topk_triton(logits.to(DEVICE), scores.to(DEVICE), k, **device_options)
+    assert torch.equal(result.draft_id.cpu(), expected.draft_id)
+    assert torch.equal(result.token.cpu(), expected.token)
+    torch.testing.assert_close(result.score.cpu(), expected.score, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_children_come_in_the_order_of_their_index():
+    logits = torch.zeros(1, 9000, device=DEVICE)
+    logits[0, [8999, 5000, 4000, 17]] = 1.0
+    best = draft_topk_triton(logits, torch.zeros(1, device=DEVICE), 6)
+    assert best.draft_id.tolist() == [[17, 4000, 5000, 8999, 0, 1]]
 
 
 def test_greedy_acceptance_takes_the_lowest_id_among_equals_within_and_across_tiles():
@@ -92,7 +180,7 @@ def test_greedy_acceptance_takes_the_lowest_id_among_equals_within_and_across_ti
     assert int(result.token) == 40_001
 
 
-@quick
+@settings(quick, max_examples=60 if CUDA else 20)
 @given(data=st.data())
 def test_attention_equals_its_definition(data):
     batch = data.draw(st.integers(1, 2))
@@ -127,7 +215,7 @@ def test_attention_equals_its_definition(data):
     expected = attention_by_definition(
         query, cache[0, 1], cache[1, 1], slots, lengths, trees, 0.3, window, softcap
     )
-    tolerance = 3e-5 if dtype == torch.float32 else 2e-2
+    tolerance = {torch.float32: 3e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(out.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -143,19 +231,23 @@ def test_attention_takes_64_nodes_and_a_slice_of_slots():
 def test_attention_of_a_level_reaches_the_levels_written_before_it():
     trees = [[-1, 0, 0, 1, 2, 3]]
     cache, query = torch.randn(2, 1, 2, 40, 8, device=DEVICE), torch.randn(1, 4, 6, 8, device=DEVICE)
-    expected = attention_by_definition(query, cache[0], cache[1], [0], [20], trees, 0.3)[:, :, 3:]
     place = torch.tensor([0], device=DEVICE), torch.tensor([20], device=DEVICE)
     words = ancestor_words(trees).to(DEVICE)[:, 3:]
-    out = tree_attention_triton(query[:, :, 3:], *cache, *place, words, 0.3, tree_rows=6, splits=1)
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=3e-5, atol=3e-5)
+    for window in (None, 3):
+        expected = attention_by_definition(query, cache[0], cache[1], [0], [20], trees, 0.3, window)
+        out = tree_attention_triton(
+            query[:, :, 3:], *cache, *place, words, 0.3, tree_rows=6, sliding_window=window
+        )
+        torch.testing.assert_close(out.cpu().double(), expected[:, :, 3:], rtol=3e-5, atol=3e-5)
 
 
-@quick
+@settings(quick, max_examples=40 if CUDA else 20)
 @given(data=st.data())
 def test_compaction_equals_the_reference(data):
-    batch, nodes = data.draw(st.integers(1, 2)), data.draw(st.integers(2, 9))
-    paths = [[0, *sorted(data.draw(st.sets(st.integers(1, nodes - 1))))] for _ in range(batch)]
-    cache = torch.randn(2, 1, 3, 2, 20, 10)
+    batch, nodes = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([2, 9, 30]))
+    left_out = st.sets(st.integers(1, nodes - 1), max_size=8)
+    paths = [sorted(set(range(nodes)) - data.draw(left_out)) for _ in range(batch)]
+    cache = torch.randn(2, 1, 3, 2, 42, 10)
     args = (
         torch.tensor(data.draw(st.permutations(range(3)))[:batch]),
         torch.tensor(data.draw(st.lists(st.integers(0, 11), min_size=batch, max_size=batch))),
