@@ -66,6 +66,8 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
     except Exception as error:
         traceback.print_exc()
         return fail(f"this is a bug in eagle: {type(error).__name__}: {error}", FAILED, as_json)
+    if result is None:  # another process of the same run has it
+        return DONE
     if as_json:
         typer.echo(result.model_dump_json())
     else:

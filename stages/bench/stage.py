@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.artifacts import ArtifactWriter, join, open_artifact
+from stages.bench import parity
 from stages.bench.config import BenchConfig
 from stages.bench.hardware import hardware
 from stages.bench.journal import Journal
@@ -26,6 +27,7 @@ from stages.bench.lossless import (
 )
 from stages.bench.measure import answer_again, measure_prompt, spread, warm_up
 from stages.bench.metrics import speedup
+from stages.bench.parity import ParityResult
 from stages.bench.prompt_sets import PromptSet, opening, read_prompt_sets, require_answerable
 from stages.bench.record import Measured, Recheck
 from stages.bench.report import REPORT_NAME, BenchReport, make_report
@@ -46,11 +48,16 @@ _NOT_IN_SETTINGS = {
     "verify",
     "device",
     "dtype",
+    "parity",
+    "parity_rows",
+    "trained_on",
 }
 
 
-def run(config: BenchConfig, report: Reporter) -> BenchResult:
+def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult:
     """Raises EagleError: inputs that do not fit, prompts beyond the context, or, after the report, faults."""
+    if config.parity:
+        return parity.run(config, report)
     start = time.monotonic()
     head = open_artifact(config.head, "head", config.verify)
     tree = TreeConfig.parse(config.tree)

@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from stages.config import Bytes, CommonConfig, Positional
-from stages.features.config import FeatureSettings, LongRows, StorageName
+from stages.features.config import FeatureSettings, LastStates, LongRows, StorageName
 
 Format = Literal["auto", "speculators-features", "specforge-features", "head"]
+Written = Literal["eagle", "speculators"]
 
 
 class ConvertConfig(CommonConfig):
@@ -19,6 +20,7 @@ class ConvertConfig(CommonConfig):
         "Features": (
             "dataset",
             "layers",
+            "last",
             "last_state",
             "max_reject_rate",
             "storage_dtype",
@@ -30,16 +32,22 @@ class ConvertConfig(CommonConfig):
 
     source: Annotated[str, Positional()] = Field(
         description="Folder or URI of what another tool made: hidden states of speculators "
-        "(hs_*.safetensors, data_*.pt) or SpecForge (*.ckpt, *.ckpt.gz), or an EAGLE-3 head (config.json "
-        "with its weights)."
+        "(hs_*.safetensors, data_*.pt) or SpecForge (*.ckpt, *.ckpt.gz), or an EAGLE-3, EAGLE-1 or Medusa "
+        "head (config.json with its weights). With --to speculators also a head artifact."
     )
     output: str = Field(description="URI of the features or the head to write.")
     target: str | None = Field(
         default=None,
         description="The model that the source was made for: Hugging Face id, local folder, .gguf file or "
-        "builtin:smollm2. A speculators head names it itself.",
+        "builtin:smollm2. Heads of speculators and Medusa name it themselves. With --to speculators, the "
+        "name that the folder gives it.",
     )
     format: Format = Field(default="auto", description="What the source is; auto looks at its files.")
+    to: Written = Field(
+        default="eagle",
+        description="Whose format to write a head in: eagle's, which vLLM and SGLang load, or speculators', "
+        "for EAGLE-3 heads, whose folder names its target.",
+    )
     dataset: str | None = Field(
         default=None,
         description="Folder that speculators' prepare_data.py wrote, which has the loss masks of hs_* files. "
@@ -49,6 +57,11 @@ class ConvertConfig(CommonConfig):
         default=None,
         description="Three layers whose inputs the source has, such as 2,15,27; l is transformers' "
         "output_hidden_states[l]. Default: those that its tool takes when it is not told.",
+    )
+    last: LastStates = Field(
+        default="supervised",
+        description="Tokens whose last state is kept: those that EAGLE-3 is taught by, or all, which EAGLE-1 "
+        "and Medusa learn from.",
     )
     last_state: Literal["auto", "before-norm", "after-norm"] = Field(
         default="auto",

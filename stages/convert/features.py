@@ -14,11 +14,11 @@ from stages.convert.samples import RejectedError, Sample
 from stages.convert.tally import Tally
 from stages.errors import EagleError
 from stages.features.config import LongRows
-from stages.features.layout import TAPS, FeatureShard, ShardSizes, shard_name, supervised_positions
+from stages.features.layout import FeatureShard, ShardSizes, shard_name
 from stages.features.plan import keep
 from stages.features.shards import ShardBuilder
-from stages.features.states import States, TokenBatch, most_likely_tokens
-from stages.features.storage import StorageFormat, finite
+from stages.features.states import States, TokenBatch, kept_last, most_likely_tokens, pack_states
+from stages.features.storage import StorageFormat
 from stages.targets import Target
 from stages.targets.ends import final_norm
 
@@ -41,8 +41,14 @@ class Finisher:
         max_length: int,
         long_rows: LongRows,
         source: str,
+        every_last: bool = False,
     ) -> None:
-        """`normed`: the last states come from after the target's final norm; `source` is for messages."""
+        """Args:
+        normed: the last states come from after the target's final norm.
+        source: for messages.
+        every_last: keep the last states of all tokens, not of the supervised ones only.
+        """
+        self._every_last = every_last
         self._target, self._storage, self._normed, self._source = target, storage, normed, source
         self._max_length, self._long_rows = max_length, long_rows
         self._norm = final_norm(target.model)
@@ -68,15 +74,14 @@ class Finisher:
             raise RejectedError("too short" if len(loss_mask) < 3 else "without a supervised token")
         ids, loss_mask = sample.input_ids[: kept.length].int(), loss_mask[: kept.length]
         offsets = torch.tensor([0, kept.length])
-        positions = supervised_positions(loss_mask, offsets)
+        batch = TokenBatch((sample.number,), ids, loss_mask, offsets)
+        positions, others = kept_last(batch, self._every_last)
         last = self._finished(sample.last[positions])
+        context = self._after_norm(sample.last[others]).cpu() if self._every_last else None
         choices = most_likely_tokens(self._target, last).cpu()
-        aux, aux_scale = self._storage.pack(sample.aux[: kept.length].to(self._target.dtype), TAPS)
-        last, last_scale = self._storage.pack(last.cpu(), 1)
-        if last_scale is not None:
-            last_scale = last_scale.squeeze(1)
-        fine = finite(aux, aux_scale) & finite(last, last_scale)
-        if not fine:
+        aux = sample.aux[: kept.length].to(self._target.dtype)
+        states = pack_states(aux, last.cpu(), choices, self._storage, context)
+        if not states.finite:
             raise RejectedError("not finite")
         tally.rows += 1
         tally.tokens += kept.length
@@ -84,11 +89,15 @@ class Finisher:
         tally.clipped += kept.fate == "clipped"
         tally.unmasked += unmasked
         tally.agreed += int((choices == ids[positions + 1]).sum())
-        batch = TokenBatch((sample.number,), ids, loss_mask, offsets)
-        return batch, States(aux, last, choices, aux_scale, last_scale, fine)
+        return batch, states
+
+    def _after_norm(self, last: Tensor) -> Tensor:
+        """The states [n, h] after the target's final norm, on its device."""
+        last = last.to(self._target.device, self._target.dtype)
+        return last if self._normed else self._norm(last)
 
     def _finished(self, last: Tensor) -> Tensor:
-        """The states [S, h] after the target's final norm, on its device."""
+        """The same of states [S, h] at supervised positions, which have to be what they are said to be."""
         target = self._target
         last = last.to(target.device, target.dtype)
         sizes = self._root_mean_squares(last)
@@ -104,7 +113,7 @@ class Finisher:
                 f"the last states in {self._source} are from after the final norm already (their root mean "
                 "square without its weights is 1): give --last-state after-norm"
             )
-        return last if self._normed else self._norm(last)
+        return self._after_norm(last)
 
     def _root_mean_squares(self, last: Tensor) -> Tensor:
         """[S] of the states [S, h], with the final norm's weights taken out."""
@@ -147,9 +156,9 @@ def without_glue(mask: Tensor, input_ids: Tensor, ends: Tensor) -> tuple[Tensor,
 class ShardParts:
     """Rows held until they fill a shard."""
 
-    def __init__(self, hidden_size: int, storage: StorageFormat) -> None:
+    def __init__(self, hidden_size: int, storage: StorageFormat, every_last: bool = False) -> None:
         self._parts: list[tuple[TokenBatch, States]] = []
-        self.sizes = self._none = ShardSizes(0, 0, 0, hidden_size, storage)
+        self.sizes = self._none = ShardSizes(0, 0, 0, hidden_size, storage, every_last)
 
     def add(self, batch: TokenBatch, states: States) -> None:
         self._parts.append((batch, states))

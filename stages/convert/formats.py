@@ -8,18 +8,20 @@ from itertools import pairwise
 from typing import Literal
 
 from stages.artifacts import MANIFEST_NAME
-from stages.convert.config import Format
+from stages.convert.config import Format, Written
 from stages.convert.source import Source
 from stages.errors import EagleError
 
-Kind = Literal["speculators", "speculators-pickles", "specforge", "head"]
+Kind = Literal["speculators", "speculators-pickles", "specforge", "head", "artifact"]
 
 _SAMPLES: dict[Kind, re.Pattern[str]] = {
     "speculators": re.compile(r"(?:.*/)?hs_(\d+)\.safetensors"),
     "speculators-pickles": re.compile(r"(?:.*/)?data_(\d+)\.pt"),
     "specforge": re.compile(r"(?:.*/)?data_(\d+)\.ckpt(?:\.gz)?"),
 }
-_HEAD_WEIGHTS = re.compile(r"(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)")
+_HEAD_WEIGHTS = re.compile(
+    r"(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)|medusa_lm_head\.(?:safetensors|pt)"
+)
 _KINDS: dict[Format, tuple[Kind, ...]] = {
     "auto": ("speculators", "speculators-pickles", "specforge", "head"),
     "speculators-features": ("speculators", "speculators-pickles"),
@@ -27,8 +29,8 @@ _KINDS: dict[Format, tuple[Kind, ...]] = {
     "head": ("head",),
 }
 _READS = (
-    "hidden states of speculators (hs_*.safetensors, data_*.pt) or of SpecForge (data_*.ckpt[.gz]), or an"
-    "  EAGLE-3 head (config.json beside model.safetensors or pytorch_model.bin)"
+    "hidden states of speculators (hs_*.safetensors, data_*.pt) or of SpecForge (data_*.ckpt[.gz]), or a "
+    "draft head (config.json beside model.safetensors, pytorch_model.bin or medusa_lm_head.pt)"
 )
 
 
@@ -40,14 +42,18 @@ class SampleFile:
     number: int
 
 
-def recognise(source: Source, wanted: Format) -> Kind:
+def recognise(source: Source, wanted: Format, to: Written = "eagle") -> Kind:
     """Which tool wrote the files, and whether they are hidden states or a head.
 
     Raises:
         EagleError: they are of no kind that can be converted, of more than one, or not of the `wanted` one.
     """
     if MANIFEST_NAME in source.sizes:
-        raise EagleError(f"{source.uri} is an eagle artifact already: use it as it is")
+        if to == "eagle":
+            raise EagleError(
+                f"{source.uri} is an eagle artifact already: use it as it is, or say --to speculators"
+            )
+        return "artifact"
     found = [kind for kind in _KINDS[wanted] if _has(source, kind)]
     if len(found) == 1:
         return found[0]

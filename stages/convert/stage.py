@@ -17,7 +17,7 @@ from stages.artifacts import ArtifactWriter, Manifest
 from stages.convert.config import ConvertConfig
 from stages.convert.features import Finisher, ShardParts, write_shards
 from stages.convert.formats import Kind, SampleFile, recognise, sample_files
-from stages.convert.head import read_head
+from stages.convert.head import NAMES, architectures, read_artifact, read_head
 from stages.convert.masks import STATE, LossMasks, data_files, find_dataset
 from stages.convert.samples import default_layers, first_dtype, last_is_normed, read_samples
 from stages.convert.source import Source, open_source
@@ -26,7 +26,7 @@ from stages.errors import EagleError
 from stages.features.config import parse_layers
 from stages.features.storage import StorageFormat
 from stages.features.target_files import write_target_files
-from stages.heads import head_files
+from stages.heads import head_files, speculators_files
 from stages.progress import Reporter
 from stages.targets.ends import load_target_ends
 from stages.targets.taps import check_feature_layers
@@ -38,7 +38,8 @@ _SOURCES: dict[Kind, str] = {
     "speculators": "hidden states of speculators",
     "speculators-pickles": "hidden states of speculators up to 0.4",
     "specforge": "hidden states of SpecForge",
-    "head": "an EAGLE-3 head",
+    "head": "a draft head",
+    "artifact": "a head of eagle's own",
 }
 
 
@@ -57,7 +58,7 @@ class ConvertResult(BaseModel):
         count = self.counts
         if self.kind == "head":
             return (
-                f"{self.output}: EAGLE-3 head of {count['parameters'] / 1e6:.1f} M parameters, "
+                f"{self.output}: {NAMES[count['head']]} of {count['parameters'] / 1e6:.1f} M parameters, "
                 f"{count['draft_vocab_size']:,} draft tokens, {self.bytes / 1e6:,.1f} MB, {made}"
             )
         skipped = f", {count['skipped_rows']:,} files skipped" if count["skipped_rows"] else ""
@@ -71,13 +72,18 @@ def run(config: ConvertConfig, report: Reporter) -> ConvertResult:
     """Raises EagleError: a source of no known kind or with too many bad files, or one that does not fit."""
     start = time.monotonic()
     source = open_source(config.source)
-    kind = recognise(source, config.format)
+    kind = recognise(source, config.format, config.to)
     report.log(f"{config.source}: {_SOURCES[kind]}")
-    convert = convert_head if kind == "head" else convert_features
+    is_head = kind in ("head", "artifact")
+    if config.to != "eagle" and not is_head:
+        raise EagleError(
+            f"{config.source} holds {_SOURCES[kind]}, and --to {config.to} is for heads: leave it out"
+        )
+    convert = convert_head if is_head else convert_features
     manifest, made = convert(config, source, kind, report)
     return ConvertResult(
         output=config.output,
-        kind="head" if kind == "head" else "features",
+        kind="head" if is_head else "features",
         source=config.source,
         counts=manifest.counts,
         bytes=sum(entry.bytes for entry in (*manifest.shards, *manifest.files)),
@@ -117,6 +123,8 @@ def convert_features(
         "long_rows": config.long_rows,
         "shard_bytes": config.shard_bytes,
     }
+    if config.last == "all":
+        settings["last"] = config.last
     with ArtifactWriter.open(
         config.output, "features", settings, target=target.fingerprint, overwrite=config.overwrite
     ) as writer:
@@ -130,8 +138,9 @@ def convert_features(
             max_length=max_length,
             long_rows=config.long_rows,
             source=config.source,
+            every_last=config.last == "all",
         )
-        parts = ShardParts(target.hidden_size, storage)
+        parts = ShardParts(target.hidden_size, storage, config.last == "all")
         masks = LossMasks(dataset) if dataset else None
         tally = pack(config, source, kind, files, masks, finisher, parts, writer, report)
         _report_oddities(tally, config, report)
@@ -168,8 +177,12 @@ def convert_head(
     config: ConvertConfig, source: Source, kind: Kind, report: Reporter
 ) -> tuple[Manifest, bool]:
     """The artifact, and whether this run made it."""
-    head = read_head(source, config, report)
-    files = head_files(head.module)
+    head = read_artifact(config) if kind == "artifact" else read_head(source, config, report)
+    if config.to == "speculators":
+        target = config.target or head.fingerprint.name
+        files = speculators_files(head.module, target, architectures(target))
+    else:
+        files = head_files(head.module)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     settings = {"format": kind, "digests": digests}
     with ArtifactWriter.open(
@@ -180,10 +193,10 @@ def convert_head(
         for name, data in files.items():
             writer.add_file(name, data)
         counts = {
-            "head": "eagle3",
+            "head": head.module.kind,
             "source": config.source,
-            "parameters": head.config.num_parameters,
-            "draft_vocab_size": head.config.draft_vocab_size,
+            "parameters": head.module.config.num_parameters,
+            "draft_vocab_size": head.module.config.draft_vocab_size,
         }
         return writer.finish(counts), True
 

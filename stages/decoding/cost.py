@@ -309,7 +309,7 @@ class CostPlanner:
         if not self._drafted:
             return [TreePlan.none()] * batch
         prices = self._prices(batch, len(self._drafted))
-        if all(price >= k for k, price in enumerate(prices.nodes)):  # not even a sure draft would pay
+        if all(price >= 0.999 * k for k, price in enumerate(prices.nodes)):  # not even a sure draft would pay
             self._drafted = set()
             return [TreePlan.none()] * batch
         self.decisions.drafting += len(self._drafted)

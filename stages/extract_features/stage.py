@@ -147,13 +147,16 @@ def _load(config: ExtractFeaturesConfig) -> Target:
 
 def _engine(config: ExtractFeaturesConfig, extraction: Extraction) -> StatesEngine:
     if config.engine == "transformers":
-        return TransformersStates(extraction.target, extraction.layers, extraction.storage)
+        return TransformersStates(
+            extraction.target, extraction.layers, extraction.storage, extraction.every_last
+        )
     from stages.features.vllm_states import VllmStates
 
     return VllmStates(
         extraction.target,
         extraction.layers,
         extraction.storage,
+        every_last=extraction.every_last,
         max_length=max(row.length for row in extraction.plan.rows),
         forward_tokens=config.forward_tokens,
         tensor_parallel_size=config.tensor_parallel_size,
@@ -190,7 +193,8 @@ def _added_counts(parts: list[dict[str, object]]) -> dict[str, object]:
 
 def _refuse_other_flags(config: ExtractFeaturesConfig, part: Manifest) -> None:
     """Flags that are given and not what the parts were made with; those left at their default say nothing."""
-    made_with = part.config | {"layers": ",".join(map(str, part.config["feature_layers"]))}
+    layers = ",".join(map(str, part.config["feature_layers"]))
+    made_with = {"last": "supervised"} | part.config | {"layers": layers}  # `last` is named if it is another
     for name, field in FeatureSettings.model_fields.items():
         given, used = getattr(config, name), made_with[name]
         if given not in (field.default, used):

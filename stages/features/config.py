@@ -11,6 +11,7 @@ from stages.config import Bytes, StageConfig
 
 StorageName = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 LongRows = Literal["clip", "drop"]
+LastStates = Literal["supervised", "all"]
 
 
 class FeatureSettings(StageConfig):
@@ -22,6 +23,7 @@ class FeatureSettings(StageConfig):
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "Features": (
             "layers",
+            "last",
             "storage_dtype",
             "max_tokens",
             "max_length",
@@ -35,6 +37,11 @@ class FeatureSettings(StageConfig):
         default=None,
         description="Three layers whose inputs are the features, such as 2,15,27; l is transformers' "
         "output_hidden_states[l]. Default, as EAGLE-3: 2, L//2 and L-3 of L layers.",
+    )
+    last: LastStates = Field(
+        default="supervised",
+        description="Tokens whose state after the final norm is kept: those that EAGLE-3 is taught by, or "
+        "all, which EAGLE-1 and Medusa learn from.",
     )
     storage_dtype: StorageName = Field(
         default="auto",

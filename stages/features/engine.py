@@ -35,12 +35,19 @@ class StatesEngine(Protocol):
 class TransformersStates:
     """The target itself, one forward pass a batch."""
 
-    def __init__(self, target: Target, layers: tuple[int, int, int], storage: StorageFormat) -> None:
+    def __init__(
+        self,
+        target: Target,
+        layers: tuple[int, int, int],
+        storage: StorageFormat,
+        every_last: bool = False,
+    ) -> None:
         for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at their first use
             os.environ.setdefault(name, str(PRIMITIVES))
         self._target = target
         self._layers = layers
         self._storage = storage
+        self._every_last = every_last
         self._taps = FeatureTaps(target.decoder, layers)
         self._probed = False
 
@@ -55,7 +62,8 @@ class TransformersStates:
             if not self._probed:
                 probe(self._target, self._taps, self._layers, batch.input_ids[: batch.row_offsets[1]].long())
                 self._probed = True
-            launched = batch, target_states(self._target, self._taps, batch, self._storage)
+            states = target_states(self._target, self._taps, batch, self._storage, self._every_last)
+            launched = batch, states
             if before is not None:
                 yield before
             before = launched

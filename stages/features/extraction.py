@@ -43,6 +43,7 @@ class Extraction:
     layers: tuple[int, int, int]
     shards: tuple[ShardPlan, ...]
     settings: dict[str, Any]
+    every_last: bool = False  # the last states of all tokens are kept
 
     @property
     def sizes(self) -> tuple[ShardSizes, ...]:
@@ -69,7 +70,7 @@ class Extraction:
         Args:
             engine: what runs the target, in this extraction's storage format; transformers by default.
         """
-        engine = engine or TransformersStates(self.target, self.layers, self.storage)
+        engine = engine or TransformersStates(self.target, self.layers, self.storage, self.every_last)
         try:
             yield Extractor(self, engine)
         finally:
@@ -158,8 +159,11 @@ def plan_extraction(
         "storage_dtype": storage.name,
         "feature_layers": list(layers),
     }
-    shards = plan.shards(target.hidden_size, storage, settings.shard_bytes)
-    return Extraction(target, rows, plan, storage, layers, shards, decided)
+    every_last = settings.last == "all"
+    if every_last:
+        decided["last"] = settings.last
+    shards = plan.shards(target.hidden_size, storage, settings.shard_bytes, every_last)
+    return Extraction(target, rows, plan, storage, layers, shards, decided, every_last)
 
 
 def _max_length(settings: FeatureSettings, target: Target) -> int:

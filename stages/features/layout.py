@@ -12,12 +12,14 @@ target's hidden size):
     target_argmax  [S]     int32   the target's most likely next token there, over its whole vocabulary
     aux_scale      [T,3]   fp32    with fp8 only: factor of each of the three states of a token
     last_scale     [S]     fp32    with fp8 only: factor of each last state
+    context        [T-S,h] float   with --last all: state after the final norm, at all other positions
+    context_scale  [T-S]   fp32    with both: factor of each of those
 
 A position p of a row is supervised when x_p and x_{p+1} are both response tokens and p > 0: `last` at p gives
 the target's distribution of the label x_{p+1}; a head draws on (aux_{p-1}, x_p) to predict it.
 
 Size: 5 + 3hb bytes a token and 4 + hb a supervised token, b bytes a number, with fp8 12 and 4 more
-(`ShardSizes`).
+(`ShardSizes`). Where all last states are kept, which EAGLE-1 and Medusa learn from, hb for each other token.
 
 `target/` beside the shards has config and tokenizer in Hugging Face layout, and `weights.safetensors`:
 `embed_tokens.weight [V,h]`, `lm_head.weight [V,h]` (absent when tied to the embeddings), `norm.weight [h]`,
@@ -58,8 +60,11 @@ _DTYPES = {
     "target_argmax": (torch.int32,),
     "aux_scale": (torch.float32,),
     "last_scale": (torch.float32,),
+    "context": _STATE_DTYPES,
+    "context_scale": (torch.float32,),
 }
-_SCALES = ("aux_scale", "last_scale")
+_SCALED = {"aux_scale": "aux", "last_scale": "last", "context_scale": "context"}
+_OPTIONAL = {*_SCALED, "context"}
 _SAFETENSORS_NAMES = {
     torch.uint8: "U8",
     torch.int32: "I32",
@@ -84,6 +89,7 @@ class ShardSizes:
     supervised: int
     hidden_size: int
     storage: StorageFormat
+    every_last: bool = False  # the last states of all tokens are there, not of the supervised ones only
 
     def empty(self, device: str = "cpu") -> dict[str, Tensor]:
         """The tensors of such a shard by name, not filled."""
@@ -97,9 +103,14 @@ class ShardSizes:
             "last": ((self.supervised, h), states),
             "target_argmax": ((self.supervised,), torch.int32),
         }
+        context = self.tokens - self.supervised
+        if self.every_last:
+            shapes["context"] = ((context, h), states)
         if scaled:
             shapes["aux_scale"] = ((self.tokens, TAPS), torch.float32)
             shapes["last_scale"] = ((self.supervised,), torch.float32)
+            if self.every_last:
+                shapes["context_scale"] = ((context,), torch.float32)
         return {
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()
         }
@@ -148,7 +159,7 @@ def supervised_positions(loss_mask: Tensor, row_offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureRow:
-    """One conversation: views into its shard. `aux` and `last` are its states, to calculate with."""
+    """One conversation: views into its shard. `aux`, `last`, `every_last` are states to calculate with."""
 
     row_id: int
     input_ids: Tensor  # [n] int32
@@ -158,6 +169,8 @@ class FeatureRow:
     target_argmax: Tensor  # [s] int32
     aux_scale: Tensor | None = None  # [n, 3]
     last_scale: Tensor | None = None  # [s]
+    stored_context: Tensor | None = None  # [n-s, h]
+    context_scale: Tensor | None = None  # [n-s]
 
     @property
     def aux(self) -> Tensor:
@@ -168,6 +181,18 @@ class FeatureRow:
     def last(self) -> Tensor:
         """[s, h] as stored; bfloat16 from fp8."""
         return unpack(self.stored_last, self.last_scale)
+
+    @property
+    def every_last(self) -> Tensor | None:
+        """[n, h], the state after the final norm at every token; None where it is not stored."""
+        if self.stored_context is None:
+            return None
+        supervised = torch.zeros(len(self.input_ids), dtype=torch.bool)
+        supervised[self.supervised] = True
+        last, context = self.last, unpack(self.stored_context, self.context_scale)
+        states = last.new_empty(len(supervised), last.shape[1])
+        states[supervised], states[~supervised] = last, context
+        return states
 
     @property
     def supervised(self) -> Tensor:
@@ -188,6 +213,8 @@ class FeatureShard:
     target_argmax: Tensor  # [S] int32
     aux_scale: Tensor | None = None  # [T, 3]
     last_scale: Tensor | None = None  # [S]
+    context: Tensor | None = None  # [T-S, h]
+    context_scale: Tensor | None = None  # [T-S]
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -205,6 +232,7 @@ class FeatureShard:
         for r, row_id in enumerate(self.row_ids.tolist()):
             tokens = slice(offsets[r], offsets[r + 1])
             supervised = slice(bounds[r], bounds[r + 1])
+            context = slice(tokens.start - supervised.start, tokens.stop - supervised.stop)
             yield FeatureRow(
                 row_id=row_id,
                 input_ids=self.input_ids[tokens],
@@ -214,6 +242,8 @@ class FeatureShard:
                 target_argmax=self.target_argmax[supervised],
                 aux_scale=None if self.aux_scale is None else self.aux_scale[tokens],
                 last_scale=None if self.last_scale is None else self.last_scale[supervised],
+                stored_context=None if self.context is None else self.context[context],
+                context_scale=None if self.context_scale is None else self.context_scale[context],
             )
 
     def to_bytes(self) -> bytes:
@@ -241,8 +271,8 @@ class FeatureShard:
     @classmethod
     def _from_tensors(cls, tensors: dict[str, Tensor], name: str) -> FeatureShard:
         odd = tensors.keys() ^ _DTYPES.keys()
-        if not odd <= set(_SCALES):
-            raise _not_a_shard(name, f"missing or unknown tensors: {', '.join(sorted(odd - set(_SCALES)))}")
+        if not odd <= _OPTIONAL:
+            raise _not_a_shard(name, f"missing or unknown tensors: {', '.join(sorted(odd - _OPTIONAL))}")
         try:
             return cls(**tensors)
         except ValueError as error:
@@ -255,11 +285,14 @@ class FeatureShard:
         for name, tensor in self._tensors().items():
             if tensor.dtype not in _DTYPES[name]:
                 return f"{name} is {tensor.dtype}"
-        if self.aux.dtype != self.last.dtype:
-            return f"aux is {self.aux.dtype} and last {self.last.dtype}"
-        for name in _SCALES:
-            if (getattr(self, name) is None) == (self.aux.dtype == FP8):
-                return f"{name} and states of {self.aux.dtype} do not go together"
+        for name in ("last", "context"):
+            states = getattr(self, name)
+            if states is not None and states.dtype != self.aux.dtype:
+                return f"aux is {self.aux.dtype} and {name} {states.dtype}"
+        for scale, name in _SCALED.items():
+            scaled = getattr(self, name) is not None and self.aux.dtype == FP8
+            if (getattr(self, scale) is not None) != scaled:
+                return f"{scale} and states of {self.aux.dtype} do not go together"
         tokens = self.input_ids.shape[0]
         offsets = self.row_offsets
         if offsets.dim() != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != tokens:
@@ -270,7 +303,8 @@ class FeatureShard:
             return f"{len(offsets) - 1} rows but row_ids of shape {tuple(self.row_ids.shape)}"
         supervised = len(supervised_positions(self.loss_mask, offsets))
         storage = StorageFormat(self.aux.dtype)
-        sizes = ShardSizes(len(self.row_ids), tokens, supervised, self.last.shape[-1], storage)
+        every_last = self.context is not None
+        sizes = ShardSizes(len(self.row_ids), tokens, supervised, self.last.shape[-1], storage, every_last)
         for name, expected in sizes.empty(device="meta").items():
             shape, found = tuple(expected.shape), tuple(getattr(self, name).shape)
             if found != shape:

@@ -118,7 +118,9 @@ class Plan:
         indices = self.batches[batch]
         return len(indices) * max(self.rows[index].length for index in indices)
 
-    def shards(self, hidden_size: int, storage: StorageFormat, shard_bytes: int) -> tuple[ShardPlan, ...]:
+    def shards(
+        self, hidden_size: int, storage: StorageFormat, shard_bytes: int, every_last: bool = False
+    ) -> tuple[ShardPlan, ...]:
         """Batches in order; a shard ends with the batch that brings it to `shard_bytes` or more."""
         shards: list[ShardPlan] = []
         start = rows = tokens = supervised = 0
@@ -126,7 +128,7 @@ class Plan:
             rows += len(batch)
             tokens += sum(self.rows[index].length for index in batch)
             supervised += sum(self.rows[index].supervised for index in batch)
-            sizes = ShardSizes(rows, tokens, supervised, hidden_size, storage)
+            sizes = ShardSizes(rows, tokens, supervised, hidden_size, storage, every_last)
             if sizes.bytes >= shard_bytes or number + 1 == len(self.batches):
                 shards.append(ShardPlan(range(start, number + 1), sizes))
                 start, rows, tokens, supervised = number + 1, 0, 0, 0

@@ -24,6 +24,7 @@ class ShardBuilder:
         rows = slice(self._rows, self._rows + len(batch.row_ids))
         tokens = slice(self._tokens, self._tokens + len(batch.input_ids))
         supervised = slice(self._supervised, self._supervised + len(states.last))
+        context = slice(tokens.start - supervised.start, tokens.stop - supervised.stop)
         tensors["row_ids"][rows] = torch.tensor(batch.row_ids)
         tensors["row_offsets"][rows.start + 1 : rows.stop + 1] = batch.row_offsets[1:] + tokens.start
         tensors["input_ids"][tokens] = batch.input_ids
@@ -34,6 +35,10 @@ class ShardBuilder:
         if states.aux_scale is not None and states.last_scale is not None:
             tensors["aux_scale"][tokens] = states.aux_scale
             tensors["last_scale"][supervised] = states.last_scale
+        if states.context is not None:
+            tensors["context"][context] = states.context
+        if states.context_scale is not None:
+            tensors["context_scale"][context] = states.context_scale
         self._rows, self._tokens, self._supervised = rows.stop, tokens.stop, supervised.stop
 
     def shard(self) -> FeatureShard:

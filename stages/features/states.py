@@ -62,6 +62,8 @@ class States:
     aux_scale: Tensor | None  # [T, 3] fp32, with fp8 only
     last_scale: Tensor | None  # [S] fp32
     finite: Tensor  # bool, of all of them
+    context: Tensor | None = None  # [T-S, h], last states of the other tokens, where they are kept
+    context_scale: Tensor | None = None  # [T-S] fp32
     copied: torch.cuda.Event | None = None
 
     def wait(self) -> None:
@@ -82,7 +84,11 @@ class States:
 
 @torch.inference_mode()
 def target_states(
-    target: Target, taps: FeatureTaps, batch: TokenBatch, storage: StorageFormat | None = None
+    target: Target,
+    taps: FeatureTaps,
+    batch: TokenBatch,
+    storage: StorageFormat | None = None,
+    every_last: bool = False,
 ) -> States:
     """Runs the batch, padded on the right; `taps` are on the target's decoder.
 
@@ -91,6 +97,7 @@ def target_states(
 
     Args:
         storage: the format of the states; the target's own by default.
+        every_last: keep the last states of all tokens, not of the supervised ones only.
     """
     storage = storage or StorageFormat(target.dtype)
     lengths = batch.row_offsets.diff()
@@ -98,32 +105,61 @@ def target_states(
     ids = torch.zeros(len(lengths), longest, dtype=torch.int64)
     real = (torch.arange(longest) < lengths[:, None]).flatten().nonzero().squeeze(1)  # [T] places among all
     ids.view(-1)[real] = batch.input_ids.long()
-    supervised = real[supervised_positions(batch.loss_mask, batch.row_offsets)]
+    supervised, others = kept_last(batch, every_last)
     # To the GPU before the pass is launched: a copy behind it would wait for it.
-    ids, real, supervised = (tensor.to(target.device) for tensor in (ids, real, supervised))
+    ids, real, supervised, others = (
+        tensor.to(target.device) for tensor in (ids, real, real[supervised], real[others])
+    )
 
     output = target.decoder(input_ids=ids, use_cache=False)
     last = output.last_hidden_state.flatten(0, 1)  # [R * longest, h], after the final norm
+    context = last[others.to(last.device)] if every_last else None  # [T-S, h]
     last = last[supervised.to(last.device)]  # [S, h]
     aux = taps.take(real, last.device)  # [T, 3h]
-    return pack_states(aux, last, most_likely_tokens(target, last), storage)
+    return pack_states(aux, last, most_likely_tokens(target, last), storage, context)
+
+
+def kept_last(batch: TokenBatch, every_last: bool) -> tuple[Tensor, Tensor]:
+    """Positions among the T tokens whose last states are kept, int64: supervised ones [S], and others."""
+    supervised = supervised_positions(batch.loss_mask, batch.row_offsets)
+    if not every_last:
+        return supervised, supervised.new_empty(0)
+    other = torch.ones(len(batch.input_ids), dtype=torch.bool)
+    other[supervised] = False
+    return supervised, other.nonzero().squeeze(1)
 
 
 @torch.inference_mode()
-def pack_states(aux: Tensor, last: Tensor, target_argmax: Tensor, storage: StorageFormat) -> States:
+def pack_states(
+    aux: Tensor,
+    last: Tensor,
+    target_argmax: Tensor,
+    storage: StorageFormat,
+    context: Tensor | None = None,
+) -> States:
     """States in their storage format, on the way to the CPU.
 
     Args:
         aux: [T, 3h], all on one device.
         last: [S, h].
         target_argmax: [S] int32.
+        context: [T-S, h], the last states of the other tokens, where they are kept.
     """
     aux, aux_scale = storage.pack(aux, TAPS)
-    last, last_scale = storage.pack(last, 1)
-    if last_scale is not None:
-        last_scale = last_scale.squeeze(1)
+    last, last_scale = _pack_last(last, storage)
     fine = finite(aux, aux_scale) & finite(last, last_scale)
-    return _on_the_cpu(States(aux, last, target_argmax, aux_scale, last_scale, fine))
+    context_scale = None
+    if context is not None:
+        context, context_scale = _pack_last(context, storage)
+        fine &= finite(context, context_scale)
+    states = States(aux, last, target_argmax, aux_scale, last_scale, fine, context, context_scale)
+    return _on_the_cpu(states)
+
+
+def _pack_last(last: Tensor, storage: StorageFormat) -> tuple[Tensor, Tensor | None]:
+    """Last states [n, h] and their scales [n], if the format has such."""
+    packed, scale = storage.pack(last, 1)
+    return packed, None if scale is None else scale.squeeze(1)
 
 
 def most_likely_tokens(target: Target, last: Tensor) -> Tensor:
@@ -166,13 +202,18 @@ def _on_the_cpu(states: States) -> States:
         pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         return pinned.copy_(value, non_blocking=True)
 
+    def copy_any(value: Tensor | None) -> Tensor | None:
+        return None if value is None else copy(value)
+
     copies = States(
         copy(states.aux),
         copy(states.last),
         copy(states.target_argmax),
-        None if states.aux_scale is None else copy(states.aux_scale),
-        None if states.last_scale is None else copy(states.last_scale),
+        copy_any(states.aux_scale),
+        copy_any(states.last_scale),
         copy(states.finite),
+        copy_any(states.context),
+        copy_any(states.context_scale),
         copied,
     )
     if copied is not None:

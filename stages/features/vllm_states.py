@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.errors import EagleError
-from stages.features.layout import supervised_positions
-from stages.features.states import States, TokenBatch, most_likely_tokens, pack_states
+from stages.features.states import States, TokenBatch, kept_last, most_likely_tokens, pack_states
 from stages.features.storage import StorageFormat
 from stages.targets import Target
 from stages.targets.ends import final_norm
@@ -44,6 +43,7 @@ class VllmStates:
         layers: tuple[int, int, int],
         storage: StorageFormat,
         *,
+        every_last: bool = False,
         max_length: int,
         forward_tokens: int,
         tensor_parallel_size: int = 1,
@@ -54,6 +54,7 @@ class VllmStates:
             target: its final norm and output layer are used; the layers need not be loaded.
             layers: the feature layers, ascending.
             storage: the format of the states.
+            every_last: keep the last states of all tokens, not of the supervised ones only.
             max_length: tokens of the longest row.
             forward_tokens: tokens in one of vLLM's forward passes.
 
@@ -62,6 +63,7 @@ class VllmStates:
         """
         self._target = target
         self._storage = storage
+        self._every_last = every_last
         self._norm: nn.Module = final_norm(target.model)
         folder = scratch_folder()
         self._results: dict[str, Any] = {}
@@ -111,11 +113,13 @@ class VllmStates:
         results = [self._results.pop(request) for request in requests]
         rows = [self._read(result) for result in results]
         taken = torch.cat(rows)  # [T, 4, h]: low, mid, high, and the stream before the final norm
-        positions = supervised_positions(batch.loss_mask, batch.row_offsets)
-        last = self._finish(taken[positions, -1])
+        supervised, others = kept_last(batch, self._every_last)
+        last = self._finish(taken[supervised, -1])
+        context = self._finish(taken[others, -1]) if self._every_last else None
         self._prove(torch.stack([row[-1, -1] for row in rows]), results)
         aux = taken[:, :-1].flatten(1).to(last.device)  # [T, 3h]
-        return batch, pack_states(aux, last, most_likely_tokens(self._target, last), self._storage)
+        choices = most_likely_tokens(self._target, last)
+        return batch, pack_states(aux, last, choices, self._storage, context)
 
     def _read(self, result: Any) -> Tensor:
         """The states [n, 4, h] of a row; the file goes."""

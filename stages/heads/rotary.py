@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from stages.heads.config import Eagle3Config
+    from stages.heads.decoder_config import DecoderHeadConfig
 
 
 class RotaryEmbedding(nn.Module):
@@ -19,7 +19,7 @@ class RotaryEmbedding(nn.Module):
     turns with the position exactly as the target does.
     """
 
-    def __init__(self, config: Eagle3Config) -> None:
+    def __init__(self, config: DecoderHeadConfig) -> None:
         super().__init__()
         if config.rope_scaling is None:
             steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
@@ -33,16 +33,23 @@ class RotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``x`` [..., heads, head_dim] to ``positions`` [...]; computed in fp32, returned in x's
         dtype."""
-        if self.frequencies.device != x.device:
-            self.frequencies = self.frequencies.to(x.device)
-        angles = positions[..., None].float() * self.frequencies  # [..., head_dim / 2]
-        cos = (angles.cos() * self.scale).unsqueeze(-2).to(x.dtype)
-        sin = (angles.sin() * self.scale).unsqueeze(-2).to(x.dtype)
+        cos, sin = (half.unsqueeze(-2) for half in self._halves(positions, x.dtype))
         low, high = x.chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., head_dim] of both halves, rounded as ``forward`` has them."""
+        cos, sin = self._halves(positions, dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
-def _scaled_frequencies(config: Eagle3Config) -> tuple[Tensor, float]:
+    def _halves(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self.frequencies.device != positions.device:
+            self.frequencies = self.frequencies.to(positions.device)
+        angles = positions[..., None].float() * self.frequencies  # [..., head_dim / 2]
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+
+
+def _scaled_frequencies(config: DecoderHeadConfig) -> tuple[Tensor, float]:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

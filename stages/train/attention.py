@@ -5,6 +5,8 @@ each of the steps 1 .. i at the same index, in one softmax (arXiv 2503.01840, se
 
     out = sum_k P_k v_k,   P = softmax([q . k_0 .. q . k_j, q . own_1 .. q . own_i] / sqrt(D))
 
+With a sliding window of W positions, only keys above position j+i-W count: own key s is at position j+s.
+
 Rows are padded for this operation only, and no scores are kept for the backward: it computes them again,
 piece by piece, so that memory is linear in the tokens.
 """
@@ -12,7 +14,7 @@ piece by piece, so that memory is linear in the tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,8 +91,27 @@ def group_rows(keys: Sequence[int], query_index: Sequence[Tensor]) -> tuple[RowG
     return tuple(groups)
 
 
+def every_key(groups: Sequence[RowGroup]) -> tuple[RowGroup, ...]:
+    """The same rows with a query at every key."""
+    return tuple(
+        replace(
+            group,
+            queries=group.keys,
+            query_index=group.key_index.where(group.key_index < _NEVER, 0),
+            real=group.key_index < _NEVER,
+        )
+        for group in groups
+    )
+
+
 def ttt_attention(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, groups: Sequence[RowGroup]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    groups: Sequence[RowGroup],
+    window: int | None = None,
 ) -> Tensor:
     """What each query attends to, [Q, Hq, D].
 
@@ -99,14 +120,19 @@ def ttt_attention(
         k, v: [N, Hkv, D], step-0 keys and values of all rows.
         own_k, own_v: [Q, i, Hkv, D], each query's keys and values of steps 1 .. i; i may be 0.
         groups: every query in exactly one.
+        window: positions that a query looks back at, its own included; None for all.
     """
+    steps = own_k.shape[1]
+    if window is not None:
+        own_k, own_v = own_k[:, max(0, steps - window) :], own_v[:, max(0, steps - window) :]
+    back = None if window is None else window - steps
     pieces = []
     for group in groups:
         rows, most = group.queries.shape
         at_once = max(1, SCORES_AT_ONCE // (rows * q.shape[1] * group.keys.shape[1]))
         for start in range(0, most, at_once):
             span = slice(start, start + at_once)
-            args = (q, k, v, own_k, own_v, group, span)
+            args = (q, k, v, own_k, own_v, group, span, back)
             if torch.is_grad_enabled():
                 attended = checkpoint(_attend, *args, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -119,14 +145,24 @@ def ttt_attention(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, group: RowGroup, span: slice
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    group: RowGroup,
+    span: slice,
+    back: int | None,
 ) -> Tensor:
-    """[b, m, Hq, D]: the queries `span` of a group's rows."""
+    """[b, m, Hq, D]: the queries `span` of a group's rows; they see the last `back` step-0 keys, or all."""
     queries, kv_heads = group.queries[:, span], k.shape[1]
     qs = q[queries].unflatten(2, (kv_heads, -1)).transpose(1, 2) * q.shape[-1] ** -0.5  # [b, Hkv, m, G, D]
     ks, vs = k[group.keys].transpose(1, 2), v[group.keys].transpose(1, 2)  # [b, Hkv, K, D]
     own_ks, own_vs = own_k[queries].movedim(3, 1), own_v[queries].movedim(3, 1)  # [b, Hkv, m, i, D]
-    hidden = group.key_index[:, None, :] > group.query_index[:, span, None]  # [b, m, K]
+    keys_at, queries_at = group.key_index[:, None, :], group.query_index[:, span, None]
+    hidden = keys_at > queries_at  # [b, m, K]
+    if back is not None:
+        hidden |= keys_at <= queries_at - back
 
     scores = (qs.flatten(2, 3) @ ks.mT).unflatten(2, qs.shape[2:4])  # [b, Hkv, m, G, K]
     scores = scores.masked_fill(hidden[:, None, :, None, :], -torch.inf)

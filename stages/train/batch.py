@@ -32,6 +32,7 @@ class TttBatch:
     last: Tensor  # [Q, h], target's state after the final norm at p = j+1
     target_argmax: Tensor  # [Q] int64
     groups: tuple[RowGroup, ...]
+    last_keys: Tensor | None = None  # [N, h], target's state after the final norm at j; where rows have it
 
     @property
     def supervised(self) -> int:
@@ -47,15 +48,25 @@ class TttBatch:
         return [end - start for start, end in pairwise(bounds)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TttBatch:
-        """The batch on a device, features in `dtype`."""
-        moved = {name: getattr(self, name).to(device) for name in _INDICES}
+        """The batch on a device, features in `dtype`; a GPU copies from pinned memory while it computes."""
+        if device.type == "cuda":
+            return self._pinned()._moved(device, dtype)
+        return self._moved(device, dtype)
+
+    def _moved(self, device: torch.device, dtype: torch.dtype) -> TttBatch:
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _INDICES}
         return replace(
             self,
-            aux=self.aux.to(device, dtype),
-            last=self.last.to(device, dtype),
+            aux=self.aux.to(device, dtype, non_blocking=True),
+            last=self.last.to(device, dtype, non_blocking=True),
+            last_keys=None if self.last_keys is None else self.last_keys.to(device, dtype),
             groups=tuple(group.to(device) for group in self.groups),
             **moved,
         )
+
+    def _pinned(self) -> TttBatch:
+        pinned = {name: getattr(self, name).pin_memory() for name in ("aux", "last", *_INDICES)}
+        return replace(self, **pinned)
 
 
 _INDICES = ("tokens", "positions", "queries", "step_tokens", "counted", "target_argmax")
@@ -70,6 +81,7 @@ def collate(rows: Sequence[FeatureRow], steps: int) -> TttBatch:
     supervised = [row.supervised for row in rows]
     keys = [int(positions[-1]) for positions in supervised]  # indices 0 .. p-1
     starts = torch.tensor([0, *keys]).cumsum(0).tolist()
+    every_last = [row.every_last for row in rows]
     tables = [_step_table(row, positions, steps) for row, positions in zip(rows, supervised, strict=True)]
     return TttBatch(
         aux=torch.cat([row.aux[:n] for row, n in zip(rows, keys, strict=True)]),
@@ -81,7 +93,14 @@ def collate(rows: Sequence[FeatureRow], steps: int) -> TttBatch:
         last=torch.cat([row.last for row in rows]),
         target_argmax=torch.cat([row.target_argmax for row in rows]).long(),
         groups=group_rows(keys, [positions - 1 for positions in supervised]),
+        last_keys=_first(every_last, keys),
     )
+
+
+def _first(states: Sequence[Tensor | None], keys: Sequence[int]) -> Tensor | None:
+    """The first states of each row, end to end; None if a row has none."""
+    present = [state[:n] for state, n in zip(states, keys, strict=True) if state is not None]
+    return torch.cat(present) if len(present) == len(states) else None
 
 
 def _step_table(row: FeatureRow, positions: Tensor, steps: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,6 +125,36 @@ def split_batches(rows: Sequence[RowIndex], batch_tokens: int) -> tuple[Batch, .
         batches[int(middle * number / total)].append(row)
         before += row.supervised
     return tuple(tuple(batch) for batch in batches if batch)
+
+
+def share_out(batch: Batch, ranks: int, micro_tokens: int | None) -> list[list[Batch]]:
+    """The rows of one optimizer step as micro-batches of each process, a function of its arguments.
+
+    Each process gets about the same supervision, none where there are fewer rows than processes, and cuts it
+    into micro-batches of about `micro_tokens` supervised positions at most; None for one.
+    """
+    shares = _even(batch, ranks)
+    if micro_tokens is None:
+        return [[share] if share else [] for share in shares]
+    return [
+        [part for part in _even(share, math.ceil(_supervised(share) / micro_tokens)) if part]
+        for share in shares
+    ]
+
+
+def _even(rows: Batch, parts: int) -> list[Batch]:
+    """Parts of about equal supervision: row after row, the largest first, goes to the least."""
+    members: list[list[RowIndex]] = [[] for _ in range(parts)]
+    sizes = [0] * parts
+    for row in sorted(rows, key=lambda row: row.supervised, reverse=True):
+        least = sizes.index(min(sizes))
+        members[least].append(row)
+        sizes[least] += row.supervised
+    return [tuple(part) for part in members]
+
+
+def _supervised(rows: Batch) -> int:
+    return sum(row.supervised for row in rows)
 
 
 def _windows(

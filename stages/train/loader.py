@@ -1,4 +1,4 @@
-"""Batches that are made ready while the optimizer step before them runs."""
+"""What each optimizer step takes, made ready while the step before it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ AHEAD = 2
 
 _STOP_S = 10.0
 
+StepRows = Sequence[Sequence[FeatureRow]]
+"""The rows of each micro-batch of an optimizer step."""
+
 
 class Loader:
-    """Reads rows and makes batches of them in a thread of its own; gives them in their order.
+    """Reads rows and makes the micro-batches of each step in a thread of its own; gives them in their order.
 
     Neither order nor numbers depend on the thread. Use as a context manager: leaving it stops the thread.
 
@@ -27,21 +30,24 @@ class Loader:
 
     def __init__(
         self,
-        rows: Generator[Sequence[FeatureRow], None, None],
+        rows: Generator[StepRows, None, None],
         prepare: Callable[[Sequence[FeatureRow]], TttBatch],
         interrupt: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            prepare: makes a batch of one item of `rows` without keeping a view of it.
+            prepare: makes a batch of the rows of a micro-batch without keeping a view of them.
             interrupt: ends what `rows` waits for, so that the thread can stop.
+            stopped: whether to wait no longer; iterating then ends.
         """
         self.waited = 0.0
         self._rows = rows
         self._prepare = prepare
         self._interrupt = interrupt
-        self._ready: queue.Queue[TttBatch | BaseException | None] = queue.Queue(AHEAD)
+        self._asked_to_stop = stopped
+        self._ready: queue.Queue[list[TttBatch] | BaseException | None] = queue.Queue(AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="eagle-loader", daemon=True)
 
@@ -55,11 +61,11 @@ class Loader:
         self._interrupt()
         self._thread.join(_STOP_S)
 
-    def __iter__(self) -> Iterator[TttBatch]:
-        """Raises what reading raised, in place of the batch that could not be read."""
+    def __iter__(self) -> Iterator[list[TttBatch]]:
+        """Raises what reading raised, in place of the step that could not be read."""
         while True:
             asked = time.monotonic()
-            item = self._ready.get()
+            item = self._take()
             self.waited += time.monotonic() - asked
             if item is None:
                 return
@@ -71,15 +77,26 @@ class Loader:
         try:
             while not self._stopped.is_set():
                 # No name may hold the rows of the last batch: it would keep their window's shards.
-                batch = next(map(self._prepare, self._rows), None)
-                self._put(batch)
-                if batch is None:
+                step = next(map(self._prepared, self._rows), None)
+                self._put(step)
+                if step is None:
                     break
             self._rows.close()
         except BaseException as error:
             self._put(error)
 
-    def _put(self, item: TttBatch | BaseException | None) -> None:
+    def _prepared(self, rows: StepRows) -> list[TttBatch]:
+        return [self._prepare(micro) for micro in rows]
+
+    def _take(self) -> list[TttBatch] | BaseException | None:
+        while not self._asked_to_stop():
+            try:
+                return self._ready.get(timeout=0.2)
+            except queue.Empty:
+                continue
+        return None
+
+    def _put(self, item: list[TttBatch] | BaseException | None) -> None:
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

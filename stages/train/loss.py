@@ -1,15 +1,16 @@
-"""Soft cross-entropy over the draft vocabulary, without ever holding [tokens, Vd] for a whole batch.
+"""The loss over the draft vocabulary, without ever holding [tokens, Vd] for a whole batch.
 
 For draft step i of query q, asked for the target's distribution P at position t = q+i:
 
-    P      = softmax over the draft vocabulary of lm_head(last_t), in fp32
-    loss_i = mean over counted q of  logsumexp(z) - sum_v P_v z_v,  z the logits of the draft state [Vd]
-    loss   = sum_i decay^i loss_i,  d loss / d z = decay^i / count_i * (softmax(z) - P)
+    P    = softmax over the draft vocabulary of lm_head(last_t), in fp32
+    loss = sum_i w_i sum over counted q of objective(z, P),  z the logits of the draft state [Vd]
 
-A pair (i, q) counts if its position is supervised in the same turn (`TttBatch.counted`) and the target's most
-likely token is in the draft vocabulary. `soft_cross_entropy` works position by position, so that P is
-computed once for all steps, and takes the gradients in the same pass as the loss;
-`reference_soft_cross_entropy` is the plain formula.
+A pair (i, q) counts if its position is supervised in the same turn (`TttBatch.counted`) and the target's
+most likely token is in the draft vocabulary. With w_i = decay^i / (pairs that count at step i of the whole
+optimizer step) the loss is the mean of each step, weighted by decay^i, however the rows are shared out over
+micro-batches and processes, padded or masked. `draft_loss` works position by position, so that P is computed
+once for all steps, and takes the gradients in the same pass as the loss; `reference_draft_loss` is the plain
+formula.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from stages.train.config import LossKind
+from stages.train.objective import objective, reference_objective
 
 LOGITS_AT_ONCE = 1 << 23
 """Most draft logits in memory at a time (with one position as the least piece)."""
@@ -64,39 +68,51 @@ class StepLosses:
     asked: Tensor  # [S] int64, pairs at supervised positions
 
 
-def soft_cross_entropy(
-    states: Tensor, weight: Tensor, target: TargetLogits, counted: Tensor, decay: float
+def pairs_in_loss(labels: Tensor, counted: Tensor) -> Tensor:
+    """[S, Q] bool: pairs that count, of `TargetLogits.labels` [Q] and `TttBatch.counted` [S, Q]."""
+    return torch.stack([row & _in_vocabulary(labels, step) for step, row in enumerate(counted)])
+
+
+def draft_loss(
+    kind: LossKind,
+    states: Tensor,
+    weight: Tensor,
+    target: TargetLogits,
+    counted: Tensor,
+    step_weights: Tensor,
 ) -> tuple[Tensor, StepLosses]:
     """The loss of a batch, a scalar that can be differentiated once in `states` and `weight`, and its parts.
 
     Args:
         states: [S, Q, h] normed draft states; their dtype is that of the matrix products.
-        weight: [Vd, h], the head's lm_head.
+        weight: [Vd, h], the head's output rows, trained or frozen.
         counted: [S, Q] bool, see `TttBatch`.
-        decay: weight of a step's loss against that of the step before.
+        step_weights: [S] fp32, factor of each pair's loss.
     """
-    loss, loss_sum, agreed, pairs = _SoftCrossEntropy.apply(states, weight, target, counted, decay)
+    loss, loss_sum, agreed, pairs = _DraftLoss.apply(kind, states, weight, target, counted, step_weights)
     return loss, StepLosses(loss_sum, pairs, agreed, counted.sum(1))
 
 
-def reference_soft_cross_entropy(
-    states: Tensor, weight: Tensor, target: TargetLogits, counted: Tensor, decay: float
+def reference_draft_loss(
+    kind: LossKind,
+    states: Tensor,
+    weight: Tensor,
+    target: TargetLogits,
+    counted: Tensor,
+    step_weights: Tensor,
 ) -> tuple[Tensor, StepLosses]:
-    """`soft_cross_entropy` in plain autograd, [S, Q, Vd] at once."""
+    """`draft_loss` in plain autograd, [Q, Vd] at once."""
     loss = states.new_zeros((), dtype=torch.float32)
-    loss_sum, pairs, agreed = [], [], []
+    loss_sum, agreed = [], []
+    pairs = pairs_in_loss(target.labels, counted)
     for step, state in enumerate(states):
-        query = (counted[step] & _in_vocabulary(target.labels, step)).nonzero().squeeze(1)
+        query = pairs[step].nonzero().squeeze(1)
         logits = (state[query] @ weight.to(state.dtype).T).float()  # [n, Vd]
-        probabilities = target.logits(query + step).softmax(-1, dtype=torch.float32)
-        losses = -(probabilities * logits.log_softmax(-1)).sum(-1)
-        loss = loss + decay**step * losses.sum() / max(len(query), 1)
+        losses = reference_objective(kind, logits, target.logits(query + step))
+        loss = loss + step_weights[step] * losses.sum()
         loss_sum.append(losses.sum().detach())
-        pairs.append(len(query))
         agreed.append((logits.argmax(-1) == target.labels[query + step]).sum())
-    return loss, StepLosses(
-        torch.stack(loss_sum), torch.tensor(pairs, device=states.device), torch.stack(agreed), counted.sum(1)
-    )
+    return loss, StepLosses(torch.stack(loss_sum), pairs.sum(1), torch.stack(agreed), counted.sum(1))
 
 
 def _in_vocabulary(labels: Tensor, step: int) -> Tensor:
@@ -106,22 +122,27 @@ def _in_vocabulary(labels: Tensor, step: int) -> Tensor:
     return inside
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
+class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, target: TargetLogits, counted: Tensor, decay: float
+        ctx: Any,
+        kind: LossKind,
+        states: Tensor,
+        weight: Tensor,
+        target: TargetLogits,
+        counted: Tensor,
+        step_weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         steps, queries, _ = states.shape
         shifts = torch.arange(steps, device=states.device)[:, None]  # [S, 1]
-        pairs = torch.stack([counted[i] & _in_vocabulary(target.labels, i) for i in range(steps)])  # [S, Q]
-        number = pairs.sum(1)  # [S]
-        scale = decay ** shifts[:, 0].float() / number.clamp(min=1)  # [S]
+        pairs = pairs_in_loss(target.labels, counted)
 
         rows = weight.to(states.dtype)
         loss_sum = torch.zeros(steps, device=states.device)
         agreed = torch.zeros(steps, dtype=torch.int64, device=states.device)
         grad_states = torch.zeros_like(states)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        trained = ctx.needs_input_grad[2]  # frozen output rows need no gradient
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         positions = (target.labels >= 0).nonzero().squeeze(1)
         at_once = max(1, LOGITS_AT_ONCE // (steps * len(weight)))
         for start in range(0, len(positions), at_once):
@@ -131,29 +152,40 @@ class _SoftCrossEntropy(torch.autograd.Function):
             query = query.clamp(min=0)
             drafted = states[shifts, query]  # [S, c, h]
             logits = (drafted.flatten(0, 1) @ rows.T).view(steps, len(at), -1)
-            losses, agrees = _loss_and_gradient(logits, target.logits(at), target.labels[at])
+            losses, agrees = _loss_and_gradient(kind, logits, target.logits(at), target.labels[at])
             loss_sum += (losses * asks).sum(1)
             agreed += (agrees & asks).sum(1)
 
             gradient = logits.flatten(0, 1)
-            share = (asks * scale[:, None])[..., None]  # [S, c, 1] fp32
-            grad_weight += gradient.T @ (drafted * share).to(states.dtype).flatten(0, 1)
+            share = (asks * step_weights[:, None])[..., None]  # [S, c, 1] fp32
+            if grad_weight is not None:
+                grad_weight += gradient.T @ (drafted * share).to(states.dtype).flatten(0, 1)
             grad_drafted = (gradient @ rows).view_as(drafted) * share
             grad_states.view(-1, states.shape[-1]).index_add_(
                 0, (query + shifts * queries).flatten(), grad_drafted.to(states.dtype).flatten(0, 1)
             )
-        ctx.save_for_backward(grad_states, grad_weight.to(weight.dtype))
+        ctx.save_for_backward(grad_states, None if grad_weight is None else grad_weight.to(weight.dtype))
+        number = pairs.sum(1)
         ctx.mark_non_differentiable(loss_sum, agreed, number)
-        return (scale * loss_sum).sum(), loss_sum, agreed, number
+        return (step_weights * loss_sum).sum(), loss_sum, agreed, number
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states * grad_loss, grad_weight * grad_loss, None, None, None
+        return (
+            None,
+            grad_states * grad_loss,
+            None if grad_weight is None else grad_weight * grad_loss,
+            None,
+            None,
+            None,
+        )
 
 
-def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Soft cross-entropy and whether the label wins, [S, c] each; puts softmax(z) - P in place of logits z.
+def _loss_and_gradient(
+    kind: LossKind, logits: Tensor, target_logits: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Losses and whether the label wins, [S, c] each; puts the gradient in place of the logits.
 
     logits [S, c, Vd], target_logits [c, Vd], labels [c]. Goes over pieces that stay in the processor's cache.
     """
@@ -163,13 +195,10 @@ def _loss_and_gradient(logits: Tensor, target_logits: Tensor, labels: Tensor) ->
     for start in range(0, count, at_once):
         piece = slice(start, start + at_once)
         z = logits[:, piece].float()  # [S, m, Vd]
-        p = target_logits[piece].softmax(-1, dtype=torch.float32)  # [m, Vd]
-        highest = z.amax(-1)
         label = z.gather(-1, labels[piece].expand(steps, -1)[..., None])[..., 0]
+        highest = z.amax(-1)
         agrees.append(label == highest)
-        expected = (z * p).sum(-1)
-        softmax = z.softmax(-1)
-        # log-sum-exp without one more pass; the largest probability is at least 1/Vd, so its log is exact.
-        losses.append(highest - softmax.amax(-1).log() - expected)
-        logits[:, piece] = softmax.sub_(p)
+        loss, gradient = objective(kind, z, highest, target_logits[piece])
+        losses.append(loss)
+        logits[:, piece] = gradient
     return torch.cat(losses, dim=1), torch.cat(agrees, dim=1)

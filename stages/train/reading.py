@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from stages.features.index import RowIndex
 from stages.features.layout import FeatureRow
 from stages.features.source import FeatureSource
-from stages.train.data import Window, split_batches
+from stages.train.data import Batch, Window
 
 
 class HeldOutRows:
@@ -23,11 +24,11 @@ class HeldOutRows:
         waited: seconds spent on opening shards for the sake of these rows.
     """
 
-    def __init__(self, rows: Sequence[RowIndex], batch_tokens: int) -> None:
+    def __init__(self, batches: Sequence[Batch]) -> None:
         self.waited = 0.0
-        self._batches = split_batches(rows, batch_tokens) if rows else ()
+        self._batches = batches
         self._wanted: dict[int, list[RowIndex]] = {}
-        for row in rows:
+        for row in chain.from_iterable(batches):
             self._wanted.setdefault(row.shard, []).append(row)
         self._kept: dict[int, dict[RowIndex, FeatureRow]] = {}
 
@@ -83,10 +84,14 @@ class OpenShards:
             self._opened.pop(number).close()
 
 
-def read_batches(
-    source: FeatureSource, windows: Sequence[Window], held_out: HeldOutRows
-) -> Generator[list[FeatureRow], None, None]:
-    """The rows of each batch, valid until the next one is asked for.
+def read_steps(
+    source: FeatureSource,
+    windows: Sequence[Window],
+    held_out: HeldOutRows,
+    share: Callable[[Batch], Sequence[Batch]] = lambda batch: [batch],
+) -> Generator[list[list[FeatureRow]], None, None]:
+    """The rows of each optimizer step, as `share` divides them into micro-batches, valid until the next step
+    is asked for.
 
     While a window's batches are taken, the shards of the window after it are fetched.
     """
@@ -97,7 +102,7 @@ def read_batches(
             for following in windows[position + 1 : position + 2]:
                 shards.fetch(following.shards)
             for batch in window.batches:
-                yield [shards.row(index) for index in batch]
+                yield [[shards.row(index) for index in micro] for micro in share(batch)]
     finally:
         shards.close()
 

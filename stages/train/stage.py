@@ -2,7 +2,9 @@
 head.
 
 Features are read from an artifact, or taken from the target while the head trains. A checkpoint is written
-about every minute; the same command run again continues from it, with the same result.
+about every minute, and when the run is told to stop; the same command run again continues from it, with the
+same result. Several processes that torchrun started train one head together, and the first of them writes
+it.
 """
 
 from __future__ import annotations
@@ -10,84 +12,149 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
-from stages.artifacts import ArtifactWriter, artifact_state, open_artifact
+from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.features.index import RowIndex, label_counts
 from stages.features.online import OnlineFeatures
 from stages.features.source import FeatureSource, OfflineFeatures
-from stages.heads import head_files
+from stages.heads import DraftHead, head_files
 from stages.progress import Reporter
 from stages.targets import load_target
 from stages.targets.chat_template import with_chat_template
-from stages.train.checkpoint import CHECKPOINT, Checkpoint, Progress, SaveClock, save_checkpoint
+from stages.train.chart import draw_chart
+from stages.train.checkpoint import Best, Checkpoint, Checkpoints, Progress, checkpoint_names, training_state
 from stages.train.config import TrainConfig
 from stages.train.data import TrainingPlan, hold_out, most_held_out, plan_training
-from stages.train.loader import Loader
-from stages.train.metrics import Interval, format_rates
-from stages.train.reading import HeldOutRows, read_batches
-from stages.train.result import NOTABLE_WAITING, TrainResult
+from stages.train.initial import initial_head, open_before
+from stages.train.loop import Loop
+from stages.train.parity import confirm, require_parity
+from stages.train.ranks import Ranks, joined
+from stages.train.result import TrainResult
+from stages.train.stopping import StopSignal
+from stages.train.trackers import tracking
 from stages.train.training import Training, make_training, target_parameters
 from stages.train.vocabulary import DraftVocabulary, choose_vocabulary
 
-LOG_EVERY = 10
-"""Optimizer steps in a line of metrics.jsonl."""
+LEAST_COVERAGE = 0.5
+"""Of the answers' tokens by the draft vocabulary: a head that can propose fewer is not trained."""
 
-HOLDOUT_BATCH_TOKENS = 4096
-LEAST_COVERAGE = 0.8
+GOOD_COVERAGE = 0.8
 
 
-def run(config: TrainConfig, report: Reporter) -> TrainResult:
-    """Raises EagleError: nothing to learn from, an output made otherwise, or a loss that is not finite."""
+def run(config: TrainConfig, report: Reporter) -> TrainResult | None:
+    """None where another process of the same training has the result.
+
+    Raises:
+        EagleError: nothing to learn from, an output made otherwise, a loss that is not finite, or a finished
+            head that does not draft as it was trained to.
+    """
     start = time.monotonic()
-    with closing(open_features(config, report)) as features:
-        if artifact_state(config.output) == "complete" and not config.overwrite:
-            finished = _open_writer(config, features).finished
-            assert finished is not None
-            return TrainResult.of(config.output, finished, seconds=0.0)
+    with joined(config.device) as ranks, closing(open_features(config, ranks, report)) as features:
+        report = report if ranks.first else Reporter(quiet=True)
+        before = open_artifact(config.init_from, "head", config.verify) if config.init_from else None
+        finished = find_finished(config, features, before) if ranks.first else None
+        if ranks.told(finished is not None):
+            if finished is None:
+                return None
+            return confirmed(TrainResult.of(config.output, finished, seconds=0.0), finished)
 
+        head_before = open_before(before, features.target) if before else None
         train_rows, held_out = choose_rows(features, config)
-        vocabulary = choose_tokens(features, train_rows, config, report)
-        with _open_writer(config, features) as writer:
-            checkpoint = Checkpoint.find(writer)
-            window_bytes = config.window_bytes or features.window_bytes
-            progress = checkpoint.progress if checkpoint else Progress(window_bytes=window_bytes)
-            plan = plan_steps(features, train_rows, progress.window_bytes, config)
-            training = make_training(config, features, vocabulary, plan.steps)
+        vocabulary = choose_tokens(features, train_rows, head_before, config, report)
+        with ExitStack() as closes:
+            writer = closes.enter_context(_open_writer(config, features, before)) if ranks.first else None
+            checkpoint = Checkpoint.find(writer) if writer else None
             if checkpoint:
-                checkpoint.restore(training.head, training.optimizer)
-            train(training, features, plan, held_out, progress, writer, config, report)
+                checkpoint.check_processes(ranks.size)
+            window_bytes = config.window_bytes or features.window_bytes
+            progress: Progress = ranks.told(
+                checkpoint.progress
+                if checkpoint
+                else Progress(window_bytes=window_bytes, processes=ranks.size)
+            )
+            plan = plan_steps(features, train_rows, progress.window_bytes, config)
+            head = initial_head(config, features, vocabulary, head_before)
+            training, best = make_training(config, features, head, plan.steps, ranks), Best()
+            if checkpoint:
+                checkpoint.restore(training.head, training.optimizer, best)
+            if ranks.size > 1:
+                ranks.copy(training_state(training.head, training.optimizer))
+            loop = train(training, features, plan, held_out, progress, best, writer, config, report)
+            if writer is None:
+                return None
+            best.put_back(training.head)
+            size = target_parameters(features.target_config)
+            parity = confirm(
+                training.head,
+                loop.held_rows.batches(features),
+                config.measured_steps,
+                writer,
+                target=target_at_hand(config, features, report) if held_out else None,
+                chat_template=config.chat_template,
+                device=config.device,
+                dtype=config.dtype,
+                fingerprint=features.target,
+                parameters=size,
+                most_rows=config.parity_rows,
+                report=report,
+            )
             counts = {
                 "head": config.head,
-                "steps": progress.step,
+                "planned_steps": plan.steps,
+                "ended_early": loop.ended,
                 "train_rows": len(train_rows),
-                "train_tokens": progress.tokens,
                 "draft_vocab_size": len(vocabulary.ids),
                 "draft_vocab_coverage": round(vocabulary.coverage, 5),
                 "parameters": training.head.config.num_parameters,
-                "target_parameters": target_parameters(features.target_config),
-                "window_bytes": progress.window_bytes,
-                "waiting": round(progress.waiting, 4),
+                "target_parameters": size,
                 "holdout_rows": len(held_out),
-                "holdout": progress.holdout,
-            }
+                "parity": parity.record() if parity else {},
+            } | progress.counts()
             write_head(writer, training, progress, counts)
-            manifest = writer.finish(counts, drop=[CHECKPOINT])
-    return TrainResult.of(config.output, manifest, seconds=time.monotonic() - start)
+            manifest = writer.finish(counts, drop=checkpoint_names(writer))
+    return confirmed(TrainResult.of(config.output, manifest, seconds=time.monotonic() - start), manifest)
 
 
-def open_features(config: TrainConfig, report: Reporter) -> FeatureSource:
-    """Extracted features, or those that the target computes when they are needed."""
+def confirmed(result: TrainResult, manifest: Manifest) -> TrainResult:
+    """The result, unless decoding has not confirmed it: then the head stands, and the run has failed."""
+    require_parity(manifest.counts["parity"], result.output, result)
+    return result
+
+
+def open_features(config: TrainConfig, ranks: Ranks, report: Reporter) -> FeatureSource:
+    """Extracted features, or those that the target computes when they are needed.
+
+    Raises:
+        EagleError: several processes would each have the target compute all of them.
+    """
     if config.features is not None:
         return OfflineFeatures(open_artifact(config.features, "features", config.verify))
+    if ranks.size > 1:
+        raise EagleError(
+            f"features on the fly are for one process, and {ranks.size} train together: extract them first, "
+            "with eagle extract-features, and give --features"
+        )
     assert config.conversations is not None
     assert config.target is not None
     conversations = open_artifact(config.conversations, "conversations", config.verify)
     target = load_target(config.target, config.device, config.target_dtype, decodes=False)
     with_chat_template(target, config.chat_template)
     return OnlineFeatures(conversations, target, config, report)
+
+
+def find_finished(config: TrainConfig, features: FeatureSource, before: Artifact | None) -> Manifest | None:
+    """The manifest of a head that is complete already, made in this way.
+
+    Raises:
+        EagleError: it was made in another.
+    """
+    if artifact_state(config.output) != "complete" or config.overwrite:
+        return None
+    return _open_writer(config, features, before).finished
 
 
 def choose_rows(features: FeatureSource, config: TrainConfig) -> tuple[list[RowIndex], list[RowIndex]]:
@@ -106,18 +173,37 @@ def choose_rows(features: FeatureSource, config: TrainConfig) -> tuple[list[RowI
 
 
 def choose_tokens(
-    features: FeatureSource, rows: Sequence[RowIndex], config: TrainConfig, report: Reporter
+    features: FeatureSource,
+    rows: Sequence[RowIndex],
+    before: DraftHead | None,
+    config: TrainConfig,
+    report: Reporter,
 ) -> DraftVocabulary:
-    """The draft vocabulary of the rows to train on, with a warning where it leaves much out."""
+    """The draft vocabulary: that of the head to start from, or the most frequent tokens of the training rows.
+
+    Raises:
+        EagleError: it leaves most of the answers out, or is not of the size asked for.
+    """
     labels = label_counts(features.shards, rows, features.target_config["vocab_size"])
-    vocabulary = choose_vocabulary(labels, config.draft_vocab_size)
+    if before is None:
+        vocabulary = choose_vocabulary(labels, config.draft_vocab_size)
+    else:
+        vocabulary = DraftVocabulary.of(before.draft_ids, labels)
+        if config.draft_vocab_size not in (0, len(vocabulary.ids)):
+            raise EagleError(
+                f"--draft-vocab-size {config.draft_vocab_size} is not that of {config.init_from}, which "
+                f"drafts {len(vocabulary.ids):,} tokens: leave one of the two out"
+            )
     size = len(vocabulary.ids)
     report.log(f"draft vocabulary of {size:,} tokens covers {vocabulary.coverage:.1%} of the answers")
+    left_out = f"{1 - vocabulary.coverage:.0%} of the answers' tokens can never be drafted"
+    advice = f"use a --draft-vocab-size above {size}, or 0 (automatic)"
+    if before is not None:
+        advice = "train anew, without --init-from"
     if vocabulary.coverage < LEAST_COVERAGE:
-        report.log(
-            f"warning: {1 - vocabulary.coverage:.0%} of the answers' tokens can never be drafted; "
-            f"use a --draft-vocab-size above {size}, or 0 (automatic)"
-        )
+        raise EagleError(f"with a draft vocabulary of {size:,} tokens {left_out}: {advice}")
+    if vocabulary.coverage < GOOD_COVERAGE:
+        report.log(f"warning: {left_out}; {advice}")
     return vocabulary
 
 
@@ -136,49 +222,40 @@ def train(
     plan: TrainingPlan,
     held_out: Sequence[RowIndex],
     progress: Progress,
-    writer: ArtifactWriter,
+    best: Best,
+    writer: ArtifactWriter | None,
     config: TrainConfig,
     report: Reporter,
-) -> None:
-    """Takes the steps of the plan that `progress` lacks, evaluating and saving on the way."""
+) -> Loop:
+    """Takes the steps of the plan that `progress` lacks."""
     if progress.step:
         report.log(f"training continues after step {progress.step:,} of {plan.steps:,}")
     if not held_out:
         report.log(
             "no conversation is held out, so nothing is measured that the head has not seen: see --holdout"
         )
-    evaluated = _evaluation_steps(plan, config.eval_every) if held_out else set()
-    interval, saves = Interval(config.ttt_steps), SaveClock(config.checkpoint_seconds)
-    began, before = time.monotonic() - progress.seconds, progress.waited
-    held_rows = HeldOutRows(held_out, HOLDOUT_BATCH_TOKENS)
-    rows = read_batches(features, plan.after(progress.step), held_rows)
+    saves = Checkpoints(writer, config.checkpoint_seconds, config.keep_last) if writer else None
+    tracker = config.track if writer else None
+    with tracking(tracker, config.output, config.result_settings()) as track, StopSignal() as stop:
+        loop = Loop(training, features, plan, held_out, progress, best, saves, track, config, report)
+        loop.run(stop)
+    if loop.ended:
+        report.log(f"training ends at step {progress.step:,} of {plan.steps:,}: {loop.ended}")
+    return loop
 
-    def log(measures: dict[str, Any]) -> None:
-        progress.log_line(measures, time.monotonic() - began, before + loader.waited + held_rows.waited)
 
-    with (
-        report.task("training", total=plan.tokens, unit="tok", done=progress.tokens) as task,
-        Loader(rows, training.batch, features.close) as loader,
-    ):
-        for batch in loader:
-            losses = training.step(batch, progress.step)
-            interval.add(losses)
-            tokens = int(losses.asked[0])
-            progress.step += 1
-            progress.tokens += tokens
-            task.advance(tokens)
-            if progress.step % LOG_EVERY and progress.step not in evaluated and progress.step < plan.steps:
-                continue
-            log(interval.record())
-            task.note(_note(interval, progress))
-            interval = Interval(config.ttt_steps)
-            if progress.step in evaluated:
-                agreement = training.evaluate(map(training.batch, held_rows.batches(features)))
-                report.log(f"step {progress.step:,} of {plan.steps:,}, held out: agreement {agreement}")
-                log({"holdout": agreement.record()})
-            if saves.due():
-                with saves:
-                    save_checkpoint(writer, training.head, training.optimizer, progress)
+def target_at_hand(config: TrainConfig, features: FeatureSource, report: Reporter) -> str | None:
+    """The target that the finished head is tried with; None where it would have to be fetched."""
+    if config.parity_rows == 0:
+        return None
+    name = config.target or (features.target.name if features.target else "")
+    if config.target or name.startswith("builtin:") or Path(name).expanduser().exists():
+        return name
+    report.log(
+        f"what is predicted is not confirmed by decoding, as {name or 'the target'} is not at hand: give "
+        "--target, or use eagle bench --parity"
+    )
+    return None
 
 
 def write_head(
@@ -190,26 +267,16 @@ def write_head(
     lines = "".join(json.dumps(line) + "\n" for line in progress.log)
     writer.add_file("metrics.jsonl", lines.encode())
     writer.add_file("metrics.json", (json.dumps(counts, indent=2) + "\n").encode())
+    title = f"{counts['head']} head, {counts['parameters'] / 1e6:.1f} M parameters"
+    writer.add_file("training.svg", draw_chart(progress.log, title).encode())
 
 
-def _evaluation_steps(plan: TrainingPlan, every: int | None) -> set[int]:
-    steps = plan.epoch_ends if every is None else range(every, plan.steps, every)
-    return {*steps, plan.steps}
-
-
-def _note(interval: Interval, progress: Progress) -> str:
-    note = f"loss {interval.loss[0]:.3f}, agreement {format_rates(interval.agreement)}"
-    if progress.waiting >= NOTABLE_WAITING:
-        note += f", {progress.waiting:.0%} waiting for features"
-    return note
-
-
-def _open_writer(config: TrainConfig, features: FeatureSource) -> ArtifactWriter:
+def _open_writer(config: TrainConfig, features: FeatureSource, before: Artifact | None) -> ArtifactWriter:
     return ArtifactWriter.open(
         config.output,
         "head",
         config.result_settings() | features.settings,
-        parents=[features.parent],
+        parents=[features.parent, *([before.parent()] if before else [])],
         target=features.target,
         overwrite=config.overwrite,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,29 +16,50 @@ from torch import Tensor
 from stages.errors import EagleError
 from stages.features.layout import FeatureRow
 from stages.features.source import FeatureSource
-from stages.heads import Eagle3Config, Eagle3Head, init_from_target
+from stages.heads import DraftHead
 from stages.targets import choose_device, logit_scale, logit_softcap
+from stages.train.acceptance import Acceptance, measure
 from stages.train.batch import TttBatch, collate
-from stages.train.config import TrainConfig
-from stages.train.loss import StepLosses, TargetLogits, soft_cross_entropy
-from stages.train.metrics import Agreement, measure_agreement
+from stages.train.config import LossKind, Schedule, TrainConfig
+from stages.train.loss import StepLosses, TargetLogits, draft_loss, pairs_in_loss
 from stages.train.optimizer import CLIP, learning_rate, make_optimizer
-from stages.train.ttt import ttt_hidden
-from stages.train.vocabulary import DraftVocabulary, draft_labels
+from stages.train.ranks import Ranks
+from stages.train.recompute import recompute_layers
+from stages.train.unroll import unroll
+from stages.train.vocabulary import draft_labels
+
+NORMALISER_ROWS = 8192
+NORMALISER_TOKENS = 512
+"""Rows of the target's lm_head, and positions, whose logits are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """The draft vocabulary's rows of the target's lm_head, in the dtype of the matrix products."""
+    """The target's lm_head: the draft vocabulary's rows in the dtype of matrix products, and all rows."""
 
     weight: Tensor  # [Vd, h]
     bias: Tensor | None  # [Vd]
+    whole_weight: Tensor  # [V, h], on the CPU
+    whole_bias: Tensor | None  # [V]
     scale: float = 1.0
     softcap: float | None = None
 
     def of(self, batch: TttBatch, draft_ids: Tensor) -> TargetLogits:
         labels = draft_labels(batch.target_argmax, draft_ids)
         return TargetLogits(batch.last, self.weight, self.bias, self.scale, self.softcap, labels)
+
+    def log_norm(self, last: Tensor) -> Tensor:
+        """[Q] fp32: log of the sum of exponentials of all the target's logits, of its last states [Q, h]."""
+        total = last.new_full((len(last),), -torch.inf, dtype=torch.float32)
+        everything = torch.arange(len(last), device=last.device)
+        for start in range(0, len(self.whole_weight), NORMALISER_ROWS):
+            rows = slice(start, start + NORMALISER_ROWS)
+            weight = self.whole_weight[rows].to(last.device, last.dtype)
+            bias = None if self.whole_bias is None else self.whole_bias[rows].to(last.device, last.dtype)
+            block = TargetLogits(last, weight, bias, self.scale, self.softcap, everything)
+            sums = [block.logits(at).float().logsumexp(-1) for at in everything.split(NORMALISER_TOKENS)]
+            total = torch.logaddexp(total, torch.cat(sums))
+        return total
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,11 @@ class Recipe:
     warmup: float
     ttt_steps: int
     ttt_decay: float
+    loss: LossKind = "cross-entropy"
+    schedule: Schedule = "cosine"
+    weight_decay: float = 0.0
+    recompute: bool = False
+    seed: int = 0
 
 
 class Training:
@@ -57,80 +84,161 @@ class Training:
     Matrix products run in `dtype`: bfloat16 by autocast, or float32.
     """
 
-    def __init__(self, head: Eagle3Head, output: TargetOutput, recipe: Recipe, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        head: DraftHead,
+        output: TargetOutput,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.head = head
-        self.optimizer = make_optimizer(head, recipe.lr)
+        self.ranks = ranks or Ranks()
+        self.optimizer = make_optimizer(head, recipe.lr, recipe.weight_decay)
         self._output = output
         self.recipe = recipe
         self._dtype = dtype
-        self._device = head.fc.weight.device
+        self.device = output.weight.device
         self._trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+        self._log_norms: list[Tensor] = []
+        if recipe.recompute:
+            recompute_layers(head)
 
     def batch(self, rows: Sequence[FeatureRow]) -> TttBatch:
-        """A batch of these rows for `step` and `evaluate`, on the device; holds no view of the rows."""
-        return collate(rows, self.recipe.ttt_steps).to(self._device, self._dtype)
+        """A batch of these rows for `step`, on the device; holds no view of the rows."""
+        return collate(rows, self.recipe.ttt_steps).to(self.device, self._dtype)
 
-    def step(self, batch: TttBatch, number: int) -> StepLosses:
-        """Takes optimizer step `number` (0-based) on a batch, and returns the losses before it.
+    def step(self, batches: Sequence[TttBatch], number: int) -> StepLosses:
+        """Takes optimizer step `number` (0-based) on this process's micro-batches; returns losses before it.
+
+        The step and the losses are those of the micro-batches of all processes.
 
         Raises:
             EagleError: loss or gradient is not finite; the weights are then as they were.
         """
-        recipe = self.recipe
-        target = self._output.of(batch, self.head.draft_ids)
-        with self._autocast():
-            hidden = ttt_hidden(self.head, batch, recipe.ttt_steps)
-            states = self.head.norm(torch.stack(hidden))
-            loss, losses = soft_cross_entropy(
-                states, self.head.lm_head.weight, target, batch.counted, recipe.ttt_decay
-            )
+        recipe, steps = self.recipe, self.recipe.ttt_steps
+        targets = [self._output.of(batch, self.head.draft_ids) for batch in batches]
+        counts = torch.zeros(steps + 1, dtype=torch.int64, device=self.device)  # pairs of each step; queries
+        for batch, target in zip(batches, targets, strict=True):
+            counts[:steps] += pairs_in_loss(target.labels, batch.counted).sum(1)
+            counts[steps] += batch.supervised
+        self.ranks.add([counts])
+        decays = recipe.ttt_decay ** torch.arange(steps, device=self.device).float()
+        step_weights = decays / counts[:steps].clamp(min=1)
+
+        self.head.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        total = torch.zeros((), device=self.device)
+        sums = torch.zeros(3, steps, dtype=torch.float64, device=self.device)  # loss, agreed, asked
+        for index, (batch, target) in enumerate(zip(batches, targets, strict=True)):
+            self._seed(number, index)
+            loss, losses = self._loss(batch, target, step_weights, counts[steps])
+            loss.backward()
+            total += loss.detach()
+            sums += torch.stack([part.double() for part in (losses.loss_sum, losses.agreed, losses.asked)])
+        if self.ranks.size > 1:
+            self._add_gradients(total)
+            self.ranks.add([sums])
+        self._take(number, total.item())
+        return StepLosses(sums[0].float(), counts[:steps], sums[1].long(), sums[2].long())
+
+    def evaluate(self, batches: Iterable[Sequence[FeatureRow]], steps: int) -> Acceptance:
+        """What the head is worth on rows that are not trained on: this process's, and those of all others.
+
+        Args:
+            batches: the same ones in the same order each time.
+        """
+        found = Acceptance.none(steps)
+        self.head.eval()
+        for number, rows in enumerate(batches):
+            batch = collate(rows, steps).to(self.device, self._dtype)
+            if number == len(self._log_norms):
+                self._log_norms.append(self._output.log_norm(batch.last))
+            target = self._output.of(batch, self.head.draft_ids)
+            with self._autocast():
+                found += measure(self.head, batch, steps, target, self._log_norms[number])
+        return found.summed(self.ranks.add, self.device)
+
+    def _loss(
+        self, batch: TttBatch, target: TargetLogits, step_weights: Tensor, queries: Tensor
+    ) -> tuple[Tensor, StepLosses]:
+        """This micro-batch's part of the loss of a step of so many queries."""
+        with self._autocast():
+            unrolled = unroll(self.head, batch, self.recipe.ttt_steps)
+            loss, losses = draft_loss(
+                self.recipe.loss, unrolled.states, unrolled.weight, target, batch.counted, step_weights
+            )
+        if unrolled.feature_loss is not None:
+            loss = loss + unrolled.feature_loss * (batch.supervised / queries)
+        return loss, losses
+
+    def _take(self, number: int, loss: float) -> None:
+        """Changes the weights by the gradients that are there."""
+        recipe = self.recipe
         norm = torch.nn.utils.clip_grad_norm_(self._trained, CLIP).item()
-        if not math.isfinite(loss.item()) or not math.isfinite(norm):
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise EagleError(
-                f"at step {number + 1} the loss is {loss.item():.4g} and the gradient's norm {norm:.4g}: "
+                f"at step {number + 1} the loss is {loss:.4g} and the gradient's norm {norm:.4g}: "
                 f"use a lower --lr than {recipe.lr:g}, or --dtype float32; if it stays so, "
                 "extract the features again"
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(number, recipe.total_steps, recipe.lr, recipe.warmup)
+            group["lr"] = learning_rate(number, recipe.total_steps, recipe.lr, recipe.warmup, recipe.schedule)
         self.optimizer.step()
-        return losses
 
-    def evaluate(self, batches: Iterable[TttBatch]) -> Agreement:
-        """Agreement with the target on rows that are not trained on."""
-        agreement = Agreement.none(self.recipe.ttt_steps)
-        for batch in batches:
-            with self._autocast():
-                agreement += measure_agreement(self.head, batch, self.recipe.ttt_steps)
-        return agreement
+    def _add_gradients(self, total: Tensor) -> None:
+        """Sums gradients and loss over the processes; one without rows brings zeros."""
+        for parameter in self._trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        self.ranks.add([*gradients, total])
+
+    def _seed(self, number: int, index: int) -> None:
+        """Random numbers follow from seed and step, so that a run that continues draws the same."""
+        torch.manual_seed(
+            random.Random(f"{self.recipe.seed} {number} {self.ranks.rank} {index}").getrandbits(62)
+        )
 
     def _autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not torch.float32)
+        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not torch.float32)
+
+
+def make_recipe(config: TrainConfig, total_steps: int) -> Recipe:
+    return Recipe(
+        total_steps=total_steps,
+        lr=config.lr,
+        warmup=config.warmup,
+        ttt_steps=config.ttt_steps,
+        ttt_decay=config.ttt_decay,
+        loss=config.loss,
+        schedule=config.schedule,
+        weight_decay=config.weight_decay,
+        recompute=config.recompute,
+        seed=config.seed,
+    )
 
 
 def make_training(
-    config: TrainConfig, features: FeatureSource, vocabulary: DraftVocabulary, total_steps: int
+    config: TrainConfig, features: FeatureSource, head: DraftHead, total_steps: int, ranks: Ranks
 ) -> Training:
-    """A fresh head of the target's shape, its weights a function of the seed, ready for the first step."""
+    """What trains this head, ready for the first step."""
     device, dtype = choose_device(config.device), getattr(torch, config.number_format)
-    target_config, weights = features.target_config, features.target_weights()
-    torch.manual_seed(config.seed)
-    head_config = Eagle3Config.from_target(target_config, len(vocabulary.ids), features.feature_layers)
-    head = Eagle3Head(head_config.model_copy(update={"torch_dtype": config.number_format}))
-    head.set_vocabulary(vocabulary.ids)
-    init_from_target(head, weights, output=config.init == "target")
-    head.to(device).embed_tokens.to(dtype)  # frozen, so it needs no fp32 copy
+    weights, target = features.target_weights(), SimpleNamespace(**features.target_config)
+    for parameter in head.to(device).parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)  # never changed, so it needs no fp32 copy
+    ids = head.draft_ids.cpu()
     bias = weights.get("lm_head.bias")
     output = TargetOutput(
-        weight=weights["lm_head.weight"][vocabulary.ids].to(device, dtype),
-        bias=None if bias is None else bias[vocabulary.ids].to(device, dtype),
-        scale=logit_scale(SimpleNamespace(**target_config)),
-        softcap=logit_softcap(SimpleNamespace(**target_config)),
+        weight=weights["lm_head.weight"][ids].to(device, dtype),
+        bias=None if bias is None else bias[ids].to(device, dtype),
+        whole_weight=weights["lm_head.weight"],
+        whole_bias=bias,
+        scale=logit_scale(target),
+        softcap=logit_softcap(target),
     )
-    recipe = Recipe(total_steps, config.lr, config.warmup, config.ttt_steps, config.ttt_decay)
-    return Training(head, output, recipe, dtype)
+    return Training(head, output, make_recipe(config, total_steps), dtype, ranks)
 
 
 def target_parameters(target_config: dict[str, Any]) -> int:

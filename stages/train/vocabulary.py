@@ -27,6 +27,11 @@ class DraftVocabulary:
     ids: Tensor
     coverage: float
 
+    @classmethod
+    def of(cls, ids: Tensor, label_counts: Tensor) -> DraftVocabulary:
+        """These ids, and what they cover of `label_counts` [V]."""
+        return cls(ids, int(label_counts[ids].sum()) / max(int(label_counts.sum()), 1))
+
 
 def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
     """The `size` most frequent labels; among equally frequent ones the lower ids, which tokenizers learn
@@ -50,8 +55,7 @@ def choose_vocabulary(label_counts: Tensor, size: int) -> DraftVocabulary:
     if size == 0:
         needed = int((covered < math.ceil(AUTOMATIC_COVERAGE * total)).sum()) + 1
         size = min(math.ceil(needed / MULTIPLE) * MULTIPLE, AUTOMATIC_LIMIT, len(label_counts))
-    coverage = int(covered[size - 1]) / total if total else 0.0
-    return DraftVocabulary(ids=by_frequency[:size].sort().values, coverage=coverage)
+    return DraftVocabulary.of(by_frequency[:size].sort().values, label_counts)
 
 
 def draft_labels(target_ids: Tensor, draft_ids: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from rich.console import Console
 
 from eagle_cli.catalog import STAGES
 from eagle_cli.execution import execute
-from kernels import Acceptance, accept_tree
 from stages.artifacts import artifact_state, open_artifact
 from stages.bench import stage
 from stages.bench.config import BenchConfig
 from stages.bench.report import BenchReport
-from stages.decoding import EagleModel, SamplingParams, decoder
+from stages.decoding import DraftTree, EagleModel, SamplingParams, engine
 from stages.errors import EagleError
 from stages.progress import Reporter
 from stages.targets import Target
@@ -133,20 +133,19 @@ def test_a_bfloat16_run_is_explained_and_checked_in_float32(settings: dict[str, 
     assert report_of(settings["output"])["settings"]["dtype"] == "bfloat16"
 
 
-def lossy(*arguments: torch.Tensor) -> Acceptance:
+walk = engine._walk
+
+
+def lossy(tree: DraftTree, drawn: Sequence[int]) -> tuple[list[int], int]:
     """Accepts the best draft whether the target agrees or not."""
-    found = accept_tree(*arguments)
-    if arguments[1].shape[1] == 1 or int(found.count[0]) > 1:
-        return found
-    path = found.path.clone()
-    path[:, 1] = 1
-    return Acceptance(path, found.count + 1, found.drawn[:, 1], found.drawn)
+    path, bonus = walk(tree, drawn)
+    return (path, bonus) if tree.drafted == 0 or len(path) > 1 else ([0, 1], drawn[1])
 
 
 def test_a_lossy_verifier_is_caught_and_the_report_still_written(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(decoder, "accept_tree", lossy)
+    monkeypatch.setattr(engine, "_walk", lossy)
     command = next(each for each in STAGES if each.name == "bench")
     changes = {"dtype": "bfloat16", "check_float32": 1, "num_prompts": 1}
     assert execute(command, settings | changes, as_json=False, quiet=True) == 1

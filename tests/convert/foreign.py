@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from stages.heads import Eagle3Head
+from stages.heads import Eagle1Head, Eagle3Head, MedusaHead
 from stages.targets import Target
 
 LINE_BREAK = 10  # any token that a template puts behind the end of a turn
@@ -166,7 +166,7 @@ def write_eagle_head(
         "intermediate_size": ours.intermediate_size,
         "num_attention_heads": ours.num_attention_heads,
         "num_key_value_heads": ours.num_key_value_heads,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": ours.num_hidden_layers,
         "rms_norm_eps": ours.rms_norm_eps,
         "vocab_size": ours.vocab_size,
         "draft_vocab_size": ours.draft_vocab_size,
@@ -217,6 +217,66 @@ def write_speculators_head(
         "eagle_aux_hidden_state_layer_ids": None,
     }
     return _write_head(folder, change(tensors), settings | config, pickled=False)
+
+
+def write_sglang_head(folder: Path, head: Eagle3Head) -> Path:
+    """As SGLang names layers behind the first; the switches as EAGLE-3.1's configs have them."""
+
+    def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {_sglang_name(name): tensor for name, tensor in tensors.items()}
+
+    switches = {name: getattr(head.config, name) for name in ("fc_norm", "norm_output")}
+    return write_eagle_head(
+        folder, head, pickled=False, change=renamed, architectures=["LlamaForCausalLMEagle3"], **switches
+    )
+
+
+def _sglang_name(name: str) -> str:
+    if not name.startswith("layers."):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"additional_layers.{int(number) - 1}.{rest.replace('input_layernorm', 'hidden_norm')}"
+
+
+def write_eagle1_head(
+    folder: Path, head: Eagle1Head, *, pickled: bool = True, change: Rename = dict, **config: Any
+) -> Path:
+    """As EAGLE's first trainer writes heads: a Llama config, embeddings, and nothing of the output layer."""
+    beside = ("lm_head.weight", "vocabulary")
+    tensors = {name: tensor for name, tensor in head.state_dict().items() if name not in beside}
+    ours = head.config
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_attention_heads": ours.num_attention_heads,
+        "num_key_value_heads": ours.num_key_value_heads,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "rms_norm_eps": ours.rms_norm_eps,
+        "vocab_size": ours.vocab_size,
+        "max_position_embeddings": ours.max_position_embeddings,
+        "rope_theta": ours.rope_theta,
+        "head_dim": ours.head_dim,
+    }
+    return _write_head(folder, change(tensors), settings | config, pickled=pickled)
+
+
+def write_medusa_heads(folder: Path, head: MedusaHead, target: str, *, change: Rename = dict) -> Path:
+    """As Medusa's trainer writes heads: numbers for names, and a config that counts wrong."""
+    tensors = {}
+    for name, tensor in head.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "blocks":
+            tensors[f"{parts[1]}.{parts[3]}.linear.{parts[4]}"] = tensor
+        elif parts[0] == "lm_heads":
+            tensors[f"{parts[1]}.{head.config.layers}.weight"] = tensor
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": target}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "medusa_lm_head.pt").write_bytes(saved(change(tensors)))
+    return folder
 
 
 def _write_head(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], *, pickled: bool) -> Path:

@@ -72,7 +72,7 @@ def extracted(target: Target, path: str, chats: list[Chat], tmp_path_factory: py
         writer.add_shard(shard_name(0), write_conversations(rows), rows=len(rows))
         writer.finish({"rows": len(rows)})
     output = str(folder / "features")
-    settings = {"target": path, "conversations": source, "output": output, "dtype": "float32"}
+    settings = {"target": path, "conversations": source, "output": output, "dtype": "float32", "last": "all"}
     extraction.run(ExtractFeaturesConfig(**settings), QUIET)
     return output
 
@@ -122,7 +122,7 @@ def test_states_of_another_tool_become_what_extraction_makes_of_the_rows(
     tool: str, target: Target, path: str, chats: list[Chat], extracted: str, tmp_path: Path
 ) -> None:
     source = WRITERS[tool](tmp_path / "theirs", target, chats)
-    result = convert(source, tmp_path / "f", path, shard_bytes=20_000, max_reject_rate=0.2)
+    result = convert(source, tmp_path / "f", path, shard_bytes=20_000, max_reject_rate=0.2, last="all")
     ours, theirs = rows_of(extracted), rows_of(tmp_path / "f")
     assert theirs.keys() == ours.keys()
     assert len(ours) == len(chats)
@@ -130,7 +130,7 @@ def test_states_of_another_tool_become_what_extraction_makes_of_the_rows(
         for name in ("input_ids", "loss_mask", "target_argmax", "supervised"):
             assert torch.equal(getattr(theirs[number], name), getattr(row, name)), (number, name)
         torch.testing.assert_close(theirs[number].aux, row.aux, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(theirs[number].last, row.last, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(theirs[number].every_last, row.every_last, rtol=1e-5, atol=1e-5)
     made, wanted = manifest_of(tmp_path / "f"), manifest_of(extracted)
     assert made.target is not None
     assert made.target.mismatch(wanted.target) == []

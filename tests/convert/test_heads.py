@@ -14,22 +14,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.artifacts import open_artifact
+from stages.artifacts import ArtifactWriter, open_artifact
 from stages.convert import stage
 from stages.convert.config import ConvertConfig
 from stages.convert.vocabulary import draft_ids
-from stages.decoding import TreeConfig
-from stages.decoding.drafter import Eagle3Drafter
-from stages.decoding.tree import DraftTree
 from stages.errors import EagleError
-from stages.heads import Eagle3Config, Eagle3Head, init_from_target, load_head
+from stages.heads import (
+    DraftHead,
+    Eagle1Config,
+    Eagle1Head,
+    Eagle3Config,
+    Eagle3Head,
+    MedusaConfig,
+    MedusaHead,
+    head_files,
+    head_of,
+    init_from_target,
+    load_head,
+)
 from stages.progress import Reporter
 from stages.targets import Target, load_target
-from tests.convert.foreign import saved, write_eagle_head, write_speculators_head
+from tests.convert.foreign import (
+    saved,
+    write_eagle1_head,
+    write_eagle_head,
+    write_medusa_heads,
+    write_sglang_head,
+    write_speculators_head,
+)
 from tests.tiny import make_tiny_target
+from tests.train.chains import Rows
 
 QUIET = Reporter(quiet=True)
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +67,19 @@ def head(target: Target) -> Eagle3Head:
     return random_head(config, target)
 
 
-def random_head(config: Eagle3Config, target: Target) -> Eagle3Head:
+def random_head(config: Any, target: Target) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = Eagle3Head(config)
+        made = head_of(config)
         made.set_vocabulary(torch.randperm(300)[: config.draft_vocab_size].sort().values)
         for parameter in made.parameters():
             parameter.data.normal_(std=0.3)
-    embeddings = target.model.get_input_embeddings().weight
-    init_from_target(made, {"embed_tokens.weight": embeddings}, output=False)
+    weights = {
+        "embed_tokens.weight": target.model.get_input_embeddings().weight,
+        "lm_head.weight": target.model.get_output_embeddings().weight,
+    }
+    if not isinstance(made, MedusaHead) or made.config.shared_output:
+        init_from_target(made, weights, init="random")
     return made.eval().requires_grad_(False)
 
 
@@ -76,27 +96,32 @@ def refusal(source: Path, output: Path, target: str | None, **settings: Any) -> 
     return str(error.value)
 
 
-def load(output: Path, dtype: torch.dtype = torch.float32) -> Eagle3Head:
+def load(output: Path, dtype: torch.dtype = torch.float32) -> Any:
     return load_head(open_artifact(str(output), "head"), dtype=dtype, device="cpu")
 
 
-def draft(head: Eagle3Head) -> DraftTree:
-    """What a head proposes after some features and tokens."""
+def drafted(head: DraftHead) -> Tensor:
+    """The logits of a head behind some states and tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        features, tokens = torch.randn(1, 9, 96), torch.randint(0, 300, (1, 9))
-    drafter = Eagle3Drafter(head, TreeConfig(min_prob=0.0, expand_prob=0.0), CPU)
-    drafter.start()
-    drafter.extend(features, tokens)
-    return drafter.propose(temperature=0.0, depth=4)
+        states = torch.randn(5, 96 if head.config.state == "aux" else 32)
+        tokens = torch.randint(0, 300, (5,))
+    if isinstance(head, MedusaHead):
+        return head.logits(head(states))
+    rows, logits = Rows(head), []
+    for rows.position, (token, state) in enumerate(zip(tokens, states, strict=True)):
+        hidden = head(token, head.fuse(state), torch.tensor(rows.position), rows.attend)
+        logits.append(head.logits(hidden))
+    rows.position += 1
+    hidden = head(tokens[0], head.feedback(hidden), torch.tensor(rows.position), rows.attend)
+    return torch.stack([*logits, head.logits(hidden)])
 
 
-def assert_same(converted: Eagle3Head, head: Eagle3Head) -> None:
+def assert_same(converted: DraftHead, head: DraftHead) -> None:
+    assert converted.state_dict().keys() == head.state_dict().keys()
     for name, tensor in head.state_dict().items():
         assert torch.equal(converted.state_dict()[name], tensor), name
-    theirs, ours = draft(converted), draft(head)
-    assert len(theirs.tokens) > 4
-    assert theirs == ours
+    assert torch.equal(drafted(converted), drafted(head))
 
 
 def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -276,14 +301,15 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        *(({name: True}, f"{name}=true") for name in ("norm_before_residual", "norm_before_fc", "fc_norm")),
-        ({"norm_output": True}, "norm_output=true"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers 2"),
+        ({"fc_norm": True}, "missing fc_norm.0.weight"),
+        ({"norm_before_fc": True}, "missing input_norm.weight"),
+        ({"num_hidden_layers": 2}, "missing layers.1."),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE of type dynamic"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}, "takes features at layers [1, 2, 8]"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 64}, "layer_types sliding_attention"),
+        ({"layer_types": ["chunked_attention"], "sliding_window": 64}, "layer_types chunked_attention"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "takes features at layers [1, 2]"),
         ({"vocab_size": 301}, "has vocab_size 301, and --target"),
         ({"hidden_size": 64}, "has target_hidden_size 64, and --target"),
@@ -297,6 +323,180 @@ def test_heads_that_compute_something_else_are_refused_by_name(
 ) -> None:
     source = write_eagle_head(tmp_path / "theirs", head, **config)
     assert complaint in refusal(source, tmp_path / "ours", path)
+
+
+SWITCHED = {"num_hidden_layers": 3, "fc_norm": True, "norm_output": True, "torch_dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "write"),
+    [
+        ({"norm_before_residual": True, "norm_before_fc": True}, write_speculators_head),
+        (SWITCHED, write_speculators_head),
+        (SWITCHED, write_sglang_head),
+        ({"sliding_window": 3}, write_eagle_head),
+    ],
+)
+def test_variants_of_eagle3_go_along(
+    changes: dict[str, Any], write: Callable[..., Path], target: Target, path: str, tmp_path: Path
+) -> None:
+    config = Eagle3Config.from_target(target.config, 40).model_copy(
+        update={"torch_dtype": "float32"} | changes
+    )
+    made = random_head(config, target)
+    switches = {
+        name: value for name, value in changes.items() if name.startswith("norm") or name == "fc_norm"
+    }
+    if write is write_speculators_head:
+        source = write(tmp_path / "theirs", made, path, **switches)
+        raw = json.loads((source / "config.json").read_text())
+        raw["transformer_layer_config"]["num_hidden_layers"] = config.num_hidden_layers
+        (source / "config.json").write_text(json.dumps(raw))
+    elif write is write_eagle_head:
+        source = write(tmp_path / "theirs", made, layer_types=["sliding_attention"], sliding_window=3)
+    else:
+        source = write(tmp_path / "theirs", made)
+    convert(source, tmp_path / "ours", path)
+    converted = load(tmp_path / "ours")
+    assert converted.config == config
+    assert_same(converted, made)
+
+
+@pytest.mark.parametrize("changes", [{}, {"bias": True}, {"num_hidden_layers": 2}])
+def test_eagle1_heads_go_through_the_targets_own_output(
+    changes: dict[str, Any], target: Target, path: str, tmp_path: Path
+) -> None:
+    config = Eagle1Config.from_target(target.config, 300).model_copy(
+        update={"torch_dtype": "float32"} | changes
+    )
+    made = random_head(config, target)
+    convert(write_eagle1_head(tmp_path / "theirs", made), tmp_path / "ours", path)
+    converted = load(tmp_path / "ours")
+    assert isinstance(converted, Eagle1Head)
+    assert converted.config == config
+    assert_same(converted, made)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (adding(norm2__weight=torch.ones(32)), "is no EAGLE-1 head that this version runs: unknown norm2"),
+        (
+            adding(layers__0__input_layernorm__weight=torch.ones(32)),
+            "unknown layers.0.input_layernorm.weight",
+        ),
+        (without("layers.0.mlp.up_proj.weight"), "missing layers.0.mlp.up_proj.weight"),
+        (adding(lm_head__weight=torch.ones(300, 32)), "lm_head.weight is not the lm_head of"),
+    ],
+)
+def test_tensors_that_do_not_fit_an_eagle1_head_are_refused_by_name(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    complaint: str,
+    target: Target,
+    path: str,
+    tmp_path: Path,
+) -> None:
+    made = random_head(Eagle1Config.from_target(target.config, 300), target)
+    assert complaint in refusal(
+        write_eagle1_head(tmp_path / "theirs", made, change=change), tmp_path / "x", path
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_medusa_heads_are_read_by_number(shared: bool, target: Target, path: str, tmp_path: Path) -> None:
+    config = MedusaConfig.from_target(target.config, 300).model_copy(
+        update={"heads": 4, "layers": 2, "torch_dtype": "float32", "shared_output": shared}
+    )
+    made = random_head(config, target)
+    result = convert(write_medusa_heads(tmp_path / "theirs", made, path), tmp_path / "ours", None)
+    assert "Medusa head of" in result.summary()
+    converted = load(tmp_path / "ours")
+    assert converted.config == config
+    assert_same(converted, made)
+
+
+def test_medusa_heads_of_a_reduced_vocabulary_are_put_in_order(
+    target: Target, path: str, tmp_path: Path
+) -> None:
+    """As vLLM's converted heads have it: its names, and a map of tokens in an order of their own."""
+    made = random_head(
+        MedusaConfig.from_target(target.config, 40).model_copy(update={"torch_dtype": "float32"}), target
+    )
+    order = torch.randperm(40)
+
+    def as_vllm(_: dict[str, Tensor]) -> dict[str, Tensor]:
+        blocks = {name: tensor for name, tensor in made.state_dict().items() if name.startswith("blocks.")}
+        return blocks | {"token_map": made.draft_ids[order], "lm_head.weight": made.lm_head.weight[order]}
+
+    convert(write_medusa_heads(tmp_path / "theirs", made, path, change=as_vllm), tmp_path / "ours", path)
+    assert_same(load(tmp_path / "ours"), made)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (adding(extra=torch.ones(1)), "is no Medusa head that this version runs: unknown extra"),
+        (without("1.0.linear.weight"), "missing blocks.1.layers.0.weight"),
+        (without("0.0.linear.weight"), "it has no blocks.0.layers.0.weight"),
+        (adding(token_map=torch.tensor([3, 3])), "token_map is not one of distinct tokens"),
+    ],
+)
+def test_medusa_heads_that_do_not_fit_are_refused_by_name(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    complaint: str,
+    target: Target,
+    path: str,
+    tmp_path: Path,
+) -> None:
+    made = random_head(MedusaConfig.from_target(target.config, 300), target)
+    source = write_medusa_heads(tmp_path / "theirs", made, path, change=change)
+    assert complaint in refusal(source, tmp_path / "x", None)
+
+
+@pytest.mark.parametrize("changes", [{}, SWITCHED, {"sliding_window": 3}, {"feature_layers": (1, 3, 6)}])
+def test_speculators_format_holds_the_same_head(
+    changes: dict[str, Any], target: Target, path: str, tmp_path: Path
+) -> None:
+    """Written from a head of ours, it names its target, loads here, and converts back."""
+    linear = {"rope_type": "linear", "factor": 2.0}
+    config = Eagle3Config.from_target(target.config, 40).model_copy(
+        update={"torch_dtype": "float32", "rope_theta": 5e4, "rope_scaling": linear} | changes
+    )
+    made = random_head(config, target)
+    with ArtifactWriter.open(str(tmp_path / "head"), "head", {}, target=target.fingerprint) as writer:
+        for name, data in head_files(made).items():
+            writer.add_file(name, data)
+        writer.finish({})
+    convert(tmp_path / "head", tmp_path / "theirs-now", None, to="speculators")
+    assert_same(load(tmp_path / "theirs-now"), made)
+    assert load(tmp_path / "theirs-now").config == config
+    raw = json.loads((tmp_path / "theirs-now" / "config.json").read_text())
+    assert raw["architectures"] == ["Eagle3Speculator"]
+    assert raw["speculators_config"]["verifier"] == {
+        "name_or_path": path,
+        "architectures": ["LlamaForCausalLM"],
+    }
+    tensors = safetensors.torch.load_file(tmp_path / "theirs-now" / "model.safetensors")
+    assert "layers.0.self_attn.q_proj.weight" in tensors
+    assert not any(name.startswith("midlayer") for name in tensors)
+    (tmp_path / "theirs-now" / "manifest.json").unlink()
+    convert(tmp_path / "theirs-now", tmp_path / "again", None)
+    assert_same(load(tmp_path / "again"), made)
+    assert load(tmp_path / "again").config == config
+
+
+def test_what_speculators_format_cannot_hold_is_refused(target: Target, path: str, tmp_path: Path) -> None:
+    medusa = random_head(MedusaConfig.from_target(target.config, 300), target)
+    source = write_medusa_heads(tmp_path / "theirs", medusa, path)
+    assert "no format for heads of kind medusa" in refusal(source, tmp_path / "x", path, to="speculators")
+    eagle3 = random_head(Eagle3Config.from_target(target.config, 40), target)
+    with ArtifactWriter.open(str(tmp_path / "head"), "head", {}, target=target.fingerprint) as writer:
+        for name, data in head_files(eagle3).items():
+            writer.add_file(name, data)
+        writer.finish({})
+    complaint = refusal(tmp_path / "head", tmp_path / "x", "builtin:smollm2", to="speculators")
+    assert "builtin:smollm2 means nothing to other tools" in complaint
+    assert "use it as it is, or say --to speculators" in refusal(tmp_path / "head", tmp_path / "x", path)
 
 
 def test_drafters_of_other_kinds_are_refused(path: str, head: Eagle3Head, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def speed(
     machine: str,
     *,
     batch: int = 1,
-    sequences: int = 10,
+    sequences: int = 8,
     tokens: int = 120,
 ) -> float:
     calibration = Calibration() if isinstance(planner, CostPlanner) else None
@@ -61,7 +61,7 @@ def test_the_plan_is_about_as_fast_as_the_best_fixed_tree_and_no_slower_than_pla
     def profile(sequence: int) -> Profile:
         return HEADS[head]
 
-    sequences = 10 if batch == 1 else 16
+    sequences = 10
     speeds = [
         speed(FixedPlanner(TreeConfig.parse(tree)), profile, machine, batch=batch, sequences=sequences)
         for tree in FIXED
@@ -150,6 +150,13 @@ def test_a_plan_fits_what_is_left_of_the_output_and_follows_its_sequence() -> No
     assert alone.plan([0], [9])[0].kind == "none"
     assert alone.decisions.given_up == 1
     assert alone.decisions.to_json()["acceptance"] == [0.0]
+
+
+def test_nothing_is_drafted_where_not_even_a_sure_draft_would_pay() -> None:
+    """Verification by compute: twice the rows, twice the time."""
+    made = CostPlanner(Costs({1: 0.01, 64: 0.64}, {1: 0.0}))
+    assert [plan.kind for plan in made.plan([0, 1], [9, 9])] == ["none", "none"]
+    assert made.decisions.drafting == 0
 
 
 def test_calibration_finds_what_stated_probabilities_are_worth() -> None:

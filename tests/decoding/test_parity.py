@@ -79,6 +79,19 @@ def test_so_do_the_other_kinds(target: Target, rows: list[FeatureRow], kind: Hea
     assert found.logits_difference < 1e-4
 
 
+def test_in_bfloat16_rounding_alone_fails_nothing(
+    target: Target, head: DraftHead, record: ParityRecord, rows: list[FeatureRow]
+) -> None:
+    half = load_target(target.name, device="cpu", dtype="bfloat16")
+    found = check(half, head, record, rows)
+    assert found.states_difference is not None
+    assert 0 < found.states_difference < 0.05
+    assert found.logits_difference is not None
+    assert found.logits_difference < 1e-4  # the head's maths, compared in float32
+    assert not found.logits_differ
+    assert not found.states_differ
+
+
 def with_config(head: DraftHead, **changes: Any) -> DraftHead:
     broken = head_of(head.config.model_copy(update=changes))
     broken.load_state_dict(head.state_dict())

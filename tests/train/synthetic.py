@@ -52,10 +52,10 @@ def make_row(mask: Sequence[int], seed: int, row_id: int = 0, tokens: int = VOCA
     return FeatureRow(row_id, input_ids, loss_mask, aux, last, labels)
 
 
-def make_features(uri: Path | str, shards: Sequence[Sequence[FeatureRow]]) -> str:
-    """A finished features artifact of these rows."""
+def make_features(uri: Path | str, shards: Sequence[Sequence[FeatureRow]], weights: str = "0") -> str:
+    """A finished features artifact of these rows; `weights` stands for the digest of the target's."""
     fingerprint = TargetFingerprint(
-        name="none", config="0", tokenizer="0", chat_template="0", weights="0", dtype="float32"
+        name="none", config="0", tokenizer="0", chat_template="0", weights=weights, dtype="float32"
     )
     with ArtifactWriter.open(
         str(uri), "features", {"feature_layers": [2, 4, 5]}, target=fingerprint
@@ -69,12 +69,18 @@ def make_features(uri: Path | str, shards: Sequence[Sequence[FeatureRow]]) -> st
                 aux=torch.cat([row.aux for row in rows]),
                 last=torch.cat([row.last for row in rows]),
                 target_argmax=torch.cat([row.target_argmax for row in rows]),
+                context=torch.cat(context) if (context := _contexts(rows)) else None,
             )
             writer.add_shard(shard_name(number), shard.to_bytes(), rows=len(rows))
         writer.add_file("target/config.json", json.dumps(TARGET_CONFIG).encode())
         writer.add_file(WEIGHTS_FILE, safetensors.torch.save(make_weights()))
         writer.finish({})
     return str(uri)
+
+
+def _contexts(rows: Sequence[FeatureRow]) -> list[torch.Tensor]:
+    """The last states of tokens that are not supervised, where rows have them."""
+    return [row.stored_context for row in rows if row.stored_context is not None]
 
 
 def make_head(draft_vocab_size: int = 64, seed: int = 0) -> Eagle3Head:

@@ -81,6 +81,7 @@ def make_config(output: Path, **settings: object) -> TrainConfig:
         "lr": 3e-3,
         "holdout": 0.1,
         "window_bytes": 40_000,
+        "parity_rows": 0,
     }
     return TrainConfig.model_validate(defaults | settings)
 
@@ -107,12 +108,17 @@ def test_a_head_is_the_same_byte_for_byte_online_and_offline(
 ):
     features = extract(target, conversations, tmp_path / "features", dtype=target_dtype, **settings)
     assert len(open_artifact(features, "features").manifest.shards) > 2
-    before = run(make_config(tmp_path / "offline", features=features, dtype=dtype), QUIET)
-    settings = settings | {"dtype": dtype, "target_dtype": target_dtype}
-    on_the_fly = run(online(target, conversations, tmp_path / "online", **settings), QUIET)
+    # The features say where the target is, whose last layer one of the heads starts from and is tried with.
+    training: dict[str, object] = {"dtype": dtype}
+    if not settings:
+        training |= {"init": "layer", "parity_rows": 4} if dtype == "float32" else {"init": "target"}
+    before = run(make_config(tmp_path / "offline", features=features, **training), QUIET)
+    settings = settings | {"target_dtype": target_dtype}
+    on_the_fly = run(online(target, conversations, tmp_path / "online", **training, **settings), QUIET)
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "online" / name).read_bytes() == (tmp_path / "offline" / name).read_bytes()
     assert measures(on_the_fly) == measures(before)
+    assert (before.parity is not None) == ("parity_rows" in training)
     head = open_artifact(str(tmp_path / "online"), "head")
     layers = load_head(head, dtype=torch.float32, device="cpu").config.feature_layers
     assert layers == ((1, 3, 6) if "layers" in settings else None)

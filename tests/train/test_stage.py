@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -59,11 +60,12 @@ def test_a_few_rows_are_learnt_by_heart(features: str, tmp_path: Path):
 
 
 def test_the_artifact_is_a_head_that_loads_with_its_measures(features: str, tmp_path: Path):
-    result = run(make_config(features, tmp_path / "head", draft_vocab_size=64), QUIET)
+    result = run(make_config(features, tmp_path / "head", draft_vocab_size=64, eval_steps=4), QUIET)
     artifact = open_artifact(str(tmp_path / "head"), "head")
     manifest = artifact.manifest
     assert {file.path for file in manifest.files} == {
-        "config.json", "metrics.json", "metrics.jsonl", "model.safetensors",
+        "config.json", "metrics.json", "metrics.jsonl", "model.safetensors", "draft/parity.safetensors",
+        "training.svg",
     }  # fmt: skip
     assert [parent.kind for parent in manifest.parents] == ["features"]
     assert manifest.target == open_artifact(features, "features").manifest.target
@@ -73,40 +75,53 @@ def test_the_artifact_is_a_head_that_loads_with_its_measures(features: str, tmp_
     assert result.parameters == sum(p.numel() for p in head.parameters() if p is not head.embed_tokens.weight)
     assert result.holdout_rows == 1
     assert result.train_rows == 11
-    assert len(result.holdout_agreement) == 3
-    assert 1 <= result.holdout_tokens_per_step <= 4
-    again = run(make_config(features, tmp_path / "head", draft_vocab_size=64), QUIET)
+    assert len(result.holdout_agreement) == 4
+    held_out = manifest.counts["holdout"]
+    assert held_out["tree"]["tokens_per_step"] >= held_out["tokens_per_step"] >= 1
+    assert 1 <= result.holdout_tokens_per_step <= 5
+    again = run(make_config(features, tmp_path / "head", draft_vocab_size=64, eval_steps=4), QUIET)
     assert again == result.model_copy(update={"seconds": 0.0})
     assert "already complete" in again.summary()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_that_was_killed_ends_in_the_same_weights(
-    features: str, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "stopped_by", "continues_after"), [("float32", "death", 15), ("bfloat16", "signal", 18)]
+)
+def test_a_run_that_was_stopped_ends_in_the_same_weights(
+    features: str,
+    tmp_path: Path,
+    dtype: str,
+    stopped_by: str,
+    continues_after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    settings = {"dtype": dtype, "eval_every": 15, "checkpoint_seconds": 0}
+    seconds = 0 if stopped_by == "death" else 1000
+    settings = {"dtype": dtype, "eval_every": 15, "checkpoint_seconds": seconds, "keep_last": 2, "loss": "lk"}
     whole = run(make_config(features, tmp_path / "whole", **settings), QUIET)
     assert whole.steps > 20
     take_step = Training.step
 
-    def killed_at_step_17(training: Training, rows: object, number: int) -> object:
-        if number == 17:
+    def stopped_at_step_17(training: Training, batches: object, number: int) -> object:
+        if number == 17 and stopped_by == "death":
             raise KeyboardInterrupt
-        return take_step(training, rows, number)
+        if number == 17:
+            signal.raise_signal(signal.SIGINT)  # the step is done all the same, and saved
+        return take_step(training, batches, number)
 
-    monkeypatch.setattr(Training, "step", killed_at_step_17)
+    monkeypatch.setattr(Training, "step", stopped_at_step_17)
     with pytest.raises(KeyboardInterrupt):
-        run(make_config(features, tmp_path / "killed", **settings), QUIET)
-    assert artifact_state(str(tmp_path / "killed")) == "partial"
+        run(make_config(features, tmp_path / "stopped", **settings), QUIET)
+    assert artifact_state(str(tmp_path / "stopped")) == "partial"
     monkeypatch.undo()
     report = Recorder()
-    result = run(make_config(features, tmp_path / "killed", **settings), report)
-    assert f"training continues after step 15 of {whole.steps}" in report.lines
-    assert (tmp_path / "killed/model.safetensors").read_bytes() == (
+    result = run(make_config(features, tmp_path / "stopped", **settings), report)
+    assert f"training continues after step {continues_after} of {whole.steps}" in report.lines
+    assert (tmp_path / "stopped/model.safetensors").read_bytes() == (
         tmp_path / "whole/model.safetensors"
     ).read_bytes()
     assert measures(result) == measures(whole)
-    assert lines_without_time(tmp_path / "killed") == lines_without_time(tmp_path / "whole")
+    assert lines_without_time(tmp_path / "stopped") == lines_without_time(tmp_path / "whole")
+    assert not list((tmp_path / "stopped").glob("checkpoint*"))
 
 
 def measures(result: TrainResult) -> dict[str, object]:
@@ -156,8 +171,10 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_advice(tmp_path: Path):
 
 def test_a_draft_vocabulary_that_covers_little_is_warned_about(features: str, tmp_path: Path):
     report = Recorder()
-    run(make_config(features, tmp_path / "head", draft_vocab_size=4, max_steps=1), report)
-    assert any(line.startswith("warning:") and "--draft-vocab-size above 4" in line for line in report.lines)
+    run(make_config(features, tmp_path / "head", draft_vocab_size=20, max_steps=1), report)
+    assert any(line.startswith("warning:") and "--draft-vocab-size above 20" in line for line in report.lines)
+    with pytest.raises(EagleError, match=r"4 tokens \d\d% of the answers' tokens can never.*automatic"):
+        run(make_config(features, tmp_path / "other", draft_vocab_size=4, max_steps=1), report)
 
 
 def test_a_head_is_no_features(features: str, tmp_path: Path):
@@ -167,7 +184,7 @@ def test_a_head_is_no_features(features: str, tmp_path: Path):
 
 
 def test_the_learning_rate_rises_then_falls_to_nothing():
-    rates = [learning_rate(step, 100, 1.0, 0.05) for step in range(100)]
+    rates = [learning_rate(step, 100, 1.0, 0.05, "cosine") for step in range(100)]
     assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert all(a > b for a, b in pairwise(rates[5:]))
     assert rates[-1] < 0.001

@@ -72,6 +72,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @needs_vllm
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_vllm_writes_the_artifact_that_transformers_writes(
     conversations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_gguf_file_is_refused_before_anything_is_loaded(tiny_target: Target, t
 
 @needs_vllm
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_layers_shared_by_two_processes_give_the_same_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

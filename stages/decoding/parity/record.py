@@ -1,7 +1,8 @@
 """What training expects of a head on held-out rows: how far its drafts go, and some of its logits.
 
-`parity.safetensors` in the head's artifact holds numbers and positions only, none of the rows' text: a head
-may go where the conversations may not.
+`draft/parity.safetensors` in the head's artifact holds numbers and positions only, none of the rows' text: a
+head may go where the conversations may not. Engines take what lies beside `config.json` for weights, and do
+not look into `draft`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stages.errors import EagleError
 if TYPE_CHECKING:
     from stages.artifacts import Artifact
 
-RECORD_NAME = "parity.safetensors"
+RECORD_NAME = "draft/parity.safetensors"
 _KEY = "parity"
 _NAMES = ("row_id", "tokens", "digest")
 _TENSORS = ("lengths", "queries", "logits")
