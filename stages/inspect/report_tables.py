@@ -16,6 +16,8 @@ POOLED = "all"
 
 
 def report_tables(shown: Rows) -> Iterator[RenderableType]:
+    if "parity" in shown.totals:  # its numbers are all among the counts
+        return
     yield _sets(shown.totals)
     yield Text(_lossless(shown.totals.get("lossless")))
     yield Text()

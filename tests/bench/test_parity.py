@@ -17,6 +17,8 @@ from stages.bench.config import BenchConfig
 from stages.bench.parity import ParityResult
 from stages.errors import EagleError
 from stages.features.layout import read_feature_shards
+from stages.inspect import stage as inspect
+from stages.inspect.config import InspectConfig
 from stages.progress import Reporter
 from stages.targets import Target
 from stages.train import stage as train
@@ -69,6 +71,9 @@ def test_a_head_as_it_was_trained_passes(tiny_target: Target, head: str, tmp_pat
     assert "\nLogits: within " in result.summary()
     again = check(tiny_target, head, tmp_path / "report")
     assert (again.seconds, again.parity) == (0, result.parity)
+    shown = inspect.run(InspectConfig(uri=result.output, rows="1"), Reporter(quiet=True))
+    assert shown.counts["parity"]["measured_tokens_per_step"] == result.parity.measured_tokens_per_step
+    assert shown.shown.totals == {"parity": result.parity.model_dump(mode="json")}
 
 
 @pytest.mark.parametrize(
