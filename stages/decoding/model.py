@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from stages.artifacts import Verify, open_artifact
 from stages.decoding.cost import CostPlanner, FixedPlanner
@@ -33,10 +33,16 @@ class Generation:
 
 
 class EagleModel:
-    """A target with an optional draft head, decoding one sequence at a time.
+    """A target with an optional draft head: text or token ids in, the target's own continuation out.
 
-    The output for a prompt, parameters and seed is the target's own, with or without the head.
+        model = EagleModel.from_pretrained("builtin:smollm2", "runs/demo/head")
+        print(model.generate("What is a prime number?", max_new_tokens=64).text)
+
+    The output for a prompt, parameters and seed is the same with the head and without one.
     Not safe to use from several threads at once.
+
+    Attributes:
+        engine: the loop beneath, for those who want sequences to join and leave.
     """
 
     def __init__(
@@ -117,30 +123,111 @@ class EagleModel:
             return list(prompt)  # type: ignore[arg-type]
         return self.target.render(prompt)  # type: ignore[arg-type]
 
-    def generate(self, prompt: Prompt, params: SamplingParams, *, speculative: bool = True) -> Generation:
-        """Decode one prompt to its end; ``speculative=False`` leaves the head out."""
-        prompt_ids = self.encode(prompt)
-        stats = DecodeStats()
-        token_ids = [
-            token for tokens in self._run(prompt_ids, params, speculative, stats) for token in tokens
-        ]
-        stopped = token_ids[-1] in params.end_ids(self.target.eos_ids)
-        return Generation(
-            self.target.decode(token_ids), prompt_ids, token_ids, "stop" if stopped else "length", stats
-        )
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculative: bool = True,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[Any]],
+        params: SamplingParams | None = None,
+        *,
+        speculative: bool = True,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[str] | Sequence[Sequence[Any]],
+        params: SamplingParams | None = None,
+        *,
+        speculative: bool = True,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> Generation | list[Generation]:
+        """Decode a prompt to its end, or several together.
+
+        Args:
+            prompt: see ``encode``; a list of texts, chats or lists of ids is a batch, of which ``max_batch``
+                run at a time.
+            params: how to sample; or its fields as keywords: ``max_new_tokens=64, temperature=0.7``.
+            speculative: False leaves the head out; the output is the same.
+            stop: texts that end an output; they and what follows are cut off.
+
+        Raises:
+            EagleError: a prompt is empty or does not fit the target's context, or a field is out of range.
+        """
+        if params is None:
+            params = SamplingParams(**sampling)
+        elif sampling:
+            raise TypeError(f"give params or {', '.join(sampling)}, not both")
+        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], (str, list, tuple)):
+            return self._generate([prompt], params, speculative, stop)[0]  # type: ignore[list-item]
+        return self._generate(prompt, params, speculative, stop)  # type: ignore[arg-type]
+
+    def _generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, speculative: bool, stop: Sequence[str]
+    ) -> list[Generation]:
+        requests = [GenerationRequest(str(i), self.encode(p), params) for i, p in enumerate(prompts)]
+        outputs: list[list[int]] = [[] for _ in requests]
+        done: dict[int, Generation] = {}
+        try:
+            for request in requests:
+                self.engine.submit(request, drafts=speculative)
+            while len(done) < len(requests):
+                for emission in self.engine.step():
+                    number = int(emission.id)
+                    if number in done:
+                        continue
+                    before = len(outputs[number])
+                    outputs[number] += emission.tokens
+                    reason = emission.finish_reason
+                    text = self.target.decode(outputs[number]) if stop or reason else ""
+                    if (cut := _first(text, stop)) is not None:
+                        outputs[number] = self._until(outputs[number], before, stop)
+                        text, reason = text[:cut], "stop"
+                        self.engine.cancel(emission.id)
+                    if reason is not None:
+                        prompt_ids = requests[number].prompt_ids
+                        done[number] = Generation(text, prompt_ids, outputs[number], reason, emission.stats)
+        finally:  # of an error or an interrupt the next call must find nothing
+            for request in requests:
+                self.engine.cancel(request.id)
+        return [done[i] for i in range(len(requests))]
+
+    def _until(self, token_ids: list[int], before: int, stop: Sequence[str]) -> list[int]:
+        """The fewest tokens, more than ``before``, whose text has one of the stops."""
+        for end in range(before + 1, len(token_ids)):
+            if _first(self.target.decode(token_ids[:end]), stop) is not None:
+                return token_ids[:end]
+        return token_ids
 
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         speculative: bool = True,
         stats: DecodeStats | None = None,
+        **sampling: Any,
     ) -> Iterator[list[int]]:
-        """Yield the new token ids of each cycle; ``stats``, if given, is filled on the way."""
-        return self._run(self.encode(prompt), params, speculative, stats or DecodeStats())
+        """Yield the new token ids of each cycle; ``stats``, if given, is filled on the way.
 
-    def _run(
+        The arguments are those of ``generate``.
+        """
+        params = params or SamplingParams(**sampling)
+        return self._stream(self.encode(prompt), params, speculative, stats or DecodeStats())
+
+    def _stream(
         self, prompt_ids: list[int], params: SamplingParams, speculative: bool, stats: DecodeStats
     ) -> Iterator[list[int]]:
         self.engine.submit(GenerationRequest("", prompt_ids, params), drafts=speculative)
@@ -151,3 +238,8 @@ class EagleModel:
                     yield emission.tokens
         finally:  # the caller may have lost interest
             self.engine.cancel("")
+
+
+def _first(text: str, stop: Sequence[str]) -> int | None:
+    """Where the first of the stops begins in a text."""
+    return min((at for s in stop if (at := text.find(s)) >= 0), default=None)
