@@ -2,7 +2,7 @@
 
     python benchmarks/forward.py --target builtin:smollm2
 
-Every row count is measured by all ways in turn, several rounds over, and the fastest of each counts: others on
+All ways take turns at every row count, several rounds over, and the fastest of each counts: others on
 the machine only ever add. The floor is the bytes of the weights that a forward reads over the bandwidth that
 this machine reads a large tensor with, in the same run.
 """
