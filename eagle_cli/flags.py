@@ -136,7 +136,7 @@ def _parameter(stage: Stage, name: str, field: FieldInfo, heading: str) -> inspe
         "help": field.description,
         "envvar": stage.environment_variable(name),
         "show_envvar": False,
-        "show_default": default is not False,
+        "show_default": default is not False and default != "",
         "rich_help_panel": heading,
     }
     place: Any

@@ -6,6 +6,7 @@
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
     argmax([..., V]) -> int64 [...], the first of equal ones
+    norm(x [..., h], weight [h], eps, kind) -> [..., h], root-mean-square norm; kinds as in CpuLayers
     layers(x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see stages/targets/cpu_layers.py
 
 All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.

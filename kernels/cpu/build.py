@@ -112,6 +112,10 @@ def _register_shapes() -> None:
     def _pack(weight: Tensor) -> Tensor:
         return weight.new_empty(-(-weight.shape[0] // 64) * 64 * weight.shape[1])
 
+    @torch.library.register_fake("eagle_cpu::norm")
+    def _norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
+        return torch.empty_like(x)
+
     @torch.library.register_fake("eagle_cpu::argmax")
     def _argmax(values: Tensor) -> Tensor:
         return values.new_empty(values.shape[:-1], dtype=torch.int64)

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/narrow.h>
 #include <torch/library.h>
@@ -576,6 +577,24 @@ void rms_norm(const T* x, const T* weight, int64_t size, const Norm& norm, T* ou
     for (i = 0; i < size; ++i) put(out + i, as_float(x[i]) * scale * (added + as_float(weight[i])));
 }
 
+// x [..., h] normed, with a gain [h]; see Norm.
+Tensor norm(const Tensor& input, const Tensor& weight, double eps, int64_t kind) {
+  Tensor x = input.contiguous(), out = at::empty_like(x);
+  int64_t size = x.size(-1), rows = size ? x.numel() / size : 0;
+  Norm how{float(eps), kind};
+  at::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      if (x.scalar_type() == at::kFloat)
+        rms_norm(x.const_data_ptr<float>() + m * size, weight.const_data_ptr<float>(), size, how,
+                 out.mutable_data_ptr<float>() + m * size);
+      else
+        rms_norm((const uint16_t*)x.const_data_ptr() + m * size, (const uint16_t*)weight.const_data_ptr(), size, how,
+                 (uint16_t*)out.mutable_data_ptr() + m * size);
+    }
+  });
+  return out;
+}
+
 // Turns the first `turned` entries of a head; cos and sin are of the model's dtype, and products are rounded as there, or fp32.
 template <typename T>
 void rotate(T* head, const void* cos, const void* sin, bool full, int64_t turned) {
@@ -743,6 +762,7 @@ Tensor layers(const Tensor& states, const std::optional<Tensor>& input, const Te
 TORCH_LIBRARY(eagle_cpu, library) {
   library.def("pack(Tensor weight) -> Tensor");
   library.def("argmax(Tensor values) -> Tensor");
+  library.def("norm(Tensor x, Tensor weight, float eps, int kind) -> Tensor");
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   library.def(
       "attend(Tensor q, Tensor k, Tensor v, Tensor places, Tensor cache, int layer, float scale, int window, "
@@ -755,6 +775,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", pack);
   library.impl("argmax", argmax);
+  library.impl("norm", norm);
   library.impl("linear", linear);
   library.impl("attend", attend);
   library.impl("layers", layers);

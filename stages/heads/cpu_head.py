@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.cpu import DTYPES, load_ops, pack_linears
 from stages.heads.decoder_head import DecoderHead
+from stages.heads.layers import RMSNorm
 from stages.targets.cpu_layers import GATE_RUN, CpuLayers, pack_layer
 from stages.targets.slots import RowStep
 
@@ -42,6 +45,10 @@ class CpuHead:
         for layer in self._head.layers_in_order:  # packed above
             del layer.self_attn, layer.mlp
         pack_linears(self._head)
+        for module in self._head.modules():
+            if isinstance(module, RMSNorm):
+                gain = module.weight.detach()
+                module.forward = partial(_norm, weight=gain, eps=module.eps)  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, head: DecoderHead) -> CpuHead | None:
@@ -71,6 +78,10 @@ class CpuHead:
         entry, residual = self._head.enter(self._head.embed(tokens), feature)
         cos, sin = self._head.rotary.tables(positions, entry.dtype)
         return self._layers(residual, step, cos[None], sin[None], entry.new_empty(0, 0), [], entry=entry)
+
+
+def _norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    return torch.ops.eagle_cpu.norm(x, weight, eps, _FULL_NORM)
 
 
 def _packed(layer: Any) -> list[Tensor]:

@@ -78,6 +78,7 @@ class CpuDecoder:
         self._decoder: Any = decoder
         self._layers = layers
         self._rotaries = rotaries
+        self._cos = self._sin = torch.empty(len(rotaries), 0, 0)  # [R, positions, D']
 
     @classmethod
     def of(cls, decoder: nn.Module, config: Any) -> CpuDecoder | None:
@@ -119,15 +120,25 @@ class CpuDecoder:
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h]."""
         x = self._decoder.embed_tokens(tokens)
-        rotary = self._decoder.rotary_emb
-        pairs = [
-            rotary(x[None], positions[None]) if kind is None else rotary(x[None], positions[None], kind)
-            for kind in self._rotaries
-        ]
-        cos, sin = (torch.cat(tables) for tables in zip(*pairs, strict=True))
+        longest = int(positions.max()) + 1
+        if self._cos.shape[1] < longest:
+            self._turn_to(max(longest, 2 * self._cos.shape[1]), x)
+        cos, sin = self._cos[:, positions], self._sin[:, positions]
         features = x.new_empty(len(x), len(tapped) * x.shape[1])
         states = self._layers(x, step, cos, sin, features, list(tapped))
-        return self._decoder.norm(states), features if tapped else None
+        final = self._decoder.norm.weight
+        states = torch.ops.eagle_cpu.norm(states, final, self._layers.eps, self._layers.norms)
+        return states, features if tapped else None
+
+    def _turn_to(self, length: int, x: Tensor) -> None:
+        """Take the rotary embeddings of positions below ``length`` from the decoder; x gives the dtype."""
+        rotary = self._decoder.rotary_emb
+        positions = torch.arange(length)[None]
+        pairs = [
+            rotary(x[None], positions) if kind is None else rotary(x[None], positions, kind)
+            for kind in self._rotaries
+        ]
+        self._cos, self._sin = (torch.cat(tables) for tables in zip(*pairs, strict=True))
 
 
 def pack_layer(

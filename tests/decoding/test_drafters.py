@@ -116,7 +116,7 @@ def extend(drafter: Drafter, slots: Sequence[int], texts: Sequence[Text], counts
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_a_drafter_proposes_depends_on_its_sequence_alone(
     kind: str, tiny_target: Target, small_model: Target, data: st.DataObject

@@ -99,7 +99,7 @@ def requests(draw: st.DrawFn) -> tuple[SamplingParams, list[int], list[int], Dra
     return params, prompt, output, DraftTree(tuple(tokens), tuple(parents), tuple(depths))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests())
 def test_every_node_is_penalised_for_the_tokens_of_its_own_path(
     case: tuple[SamplingParams, list[int], list[int], DraftTree],

@@ -112,13 +112,13 @@ def require_connected(tree: DraftTree, plan: TreePlan) -> None:
     assert len(set(siblings)) == len(siblings)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(growths())
 def test_the_grown_tree_is_connected_parents_first_and_within_its_limits(growth: TreeGrowth) -> None:
     require_connected(growth.tree(), growth.plan)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(growths())
 def test_the_grown_tree_holds_the_most_probable_candidates(growth: TreeGrowth) -> None:
     floor = math.log(growth.plan.min_prob) if growth.plan.min_prob else -math.inf
@@ -219,7 +219,7 @@ def priced(draw: st.DrawFn) -> tuple[list[TreeGrowth], Prices]:
     return batch, prices
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(priced())
 def test_the_nodes_kept_over_a_batch_are_those_that_gain_most(case: tuple[list[TreeGrowth], Prices]) -> None:
     batch, prices = case

@@ -100,10 +100,11 @@ def head(expected: list[Conversation], lessons: Path) -> str:
         features=str(lessons / "features"),
         output=str(lessons / "head"),
         device="cpu",
-        epochs=12,
+        epochs=16,
         batch_tokens=128,
-        holdout=0.1,  # so that the head has its record of them too, which engines must not take for weights
+        holdout=0.1,  # so that the head has its record of them, which engines must not take for weights
         parity_rows=0,
+        eval_every=10_000,  # at the end only: it is to know its lessons, not what is held out
     )
     train.run(config, report)
     return str(lessons / "head")
