@@ -12,7 +12,7 @@ from kernels.cpu import load_ops
 from stages.decoding import GenerationRequest, SamplingParams, generate_batch
 from stages.targets import Target
 from tests.decoding.oracle import OracleDrafter
-from tests.decoding.test_decoder import decode, decoder, random_prompt
+from tests.decoding.test_engine import decode, decoder, random_prompt
 from tests.decoding.test_families import FAMILIES, build
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")

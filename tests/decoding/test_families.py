@@ -31,7 +31,7 @@ from stages.errors import EagleError
 from stages.targets import Target, load_target
 from stages.targets.attention import SLOT_ATTENTION
 from tests.decoding.oracle import OracleDrafter
-from tests.decoding.test_decoder import decode, decoder, random_prompt
+from tests.decoding.test_engine import decode, decoder, random_prompt
 
 SIZES = {
     "vocab_size": 300,

@@ -7,7 +7,7 @@ import pytest
 from stages.decoding import EagleModel, SamplingParams
 from stages.errors import EagleError
 from stages.targets import Target
-from tests.decoding.test_decoder import random_head
+from tests.decoding.test_engine import random_head
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

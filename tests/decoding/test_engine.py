@@ -151,26 +151,6 @@ def test_a_prompt_without_room_for_a_token_is_refused(tiny_target: Target, lengt
         decode(decoder(tiny_target), [1] * length, SamplingParams())
 
 
-def test_sampled_tokens_follow_the_targets_distribution(tiny_target: Target) -> None:
-    """Chi-square of the second sampled token, drafted and not, against the exact probabilities."""
-    prompt, draws = [5, 6, 7], 600
-    loop = decoder(tiny_target)
-    first = decode(loop, prompt, SamplingParams(max_new_tokens=1))[0]
-    with torch.no_grad():
-        logits = tiny_target.model(torch.tensor([prompt])).logits[0, -1]
-    kept = logits.topk(8)
-    probabilities = kept.values.softmax(-1)
-    counts = torch.zeros(8)
-    for seed in range(draws):
-        token = decode(loop, prompt, SamplingParams(max_new_tokens=1, temperature=1.0, top_k=8, seed=seed))[
-            0
-        ][0]
-        counts[kept.indices.tolist().index(token)] += 1
-    chi_square = ((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()
-    assert first[0] == int(kept.indices[0])
-    assert chi_square < 24.3  # 99.9 % quantile at 7 degrees of freedom
-
-
 def test_model_refuses_a_head_of_another_target_in_one_line(tiny_path: str, tmp_path) -> None:
     from stages.artifacts import ArtifactWriter
     from stages.heads import head_files
