@@ -235,6 +235,7 @@ class Engine:
             self._reading.remove(sequence)
             self._place(sequence)
             emissions += self._emit(sequence, [first[id(sequence)]])
+        self._release_finished(done)
         return emissions
 
     def _run_pieces(self, pieces: Sequence[tuple[_Sequence, int]]) -> TargetStates:
@@ -304,6 +305,7 @@ class Engine:
                 kept.append((sequence, stored, begin, path, tokens))
         self._keep([(s.slot, stored, path) for s, stored, _, path, _ in kept])
         self._extend([(s, begin, path, tokens) for s, _, begin, path, tokens in kept if s.drafts], states)
+        self._release_finished(running)  # last, as it moves rows of others
         now = time.perf_counter()
         for sequence in running:
             stats = sequence.stats
@@ -419,10 +421,12 @@ class Engine:
         sequence.output += tokens
         if sequence.history is not None:
             sequence.history.extend(tokens)
-        reason = sequence.finish_reason
-        if reason is not None:
-            self._release(sequence)
-        return [Emission(sequence.request.id, tokens, reason, sequence.stats)]
+        return [Emission(sequence.request.id, tokens, sequence.finish_reason, sequence.stats)]
+
+    def _release_finished(self, sequences: Sequence[_Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                self._release(sequence)
 
     def _release(self, sequence: _Sequence) -> None:
         """Take a sequence out; in a padded batch the last one closes the gap."""

@@ -164,3 +164,38 @@ def test_model_refuses_a_head_of_another_target_in_one_line(tiny_path: str, tmp_
     assert EagleModel.from_pretrained(other, uri).head is not None
     with pytest.raises(EagleError, match="weights"):
         EagleModel.from_pretrained(tiny_path, uri, device="cpu", dtype="float32")
+
+
+def answers(model: EagleModel, requests: list[GenerationRequest], cancelled: str) -> dict[str, list[int]]:
+    """Outputs of all requests but the one that is cancelled on the way; every third is decoded plainly."""
+    engine, outputs = model.engine, {request.id: [] for request in requests}
+    for number, request in enumerate(requests):
+        engine.submit(request, drafts=number % 3 != 0)
+    while engine.busy:
+        for emission in engine.step():
+            outputs[emission.id] += emission.tokens
+        if len(outputs[cancelled]) > 5:
+            engine.cancel(cancelled)
+    del outputs[cancelled]
+    return outputs
+
+
+def test_padded_batches_as_on_a_gpu_give_what_rows_give(tiny_target: Target, tiny_path: str) -> None:
+    padded = load_target(tiny_path, device="cpu", dtype="float32")
+    padded.__dict__["cpu"] = None  # as where there are no CPU ops
+    source, head = random.Random(4), random_head(tiny_target)
+    requests = [
+        GenerationRequest(
+            str(seed),
+            random_prompt(source, tiny_target),
+            SamplingParams(max_new_tokens=source.randint(8, 40), temperature=0.4 * (seed % 3), seed=seed),
+        )
+        for seed in range(9)
+    ]
+    tree = TreeConfig.parse("dynamic:depth=2,width=8,nodes=20,min_prob=0,expand_prob=0")
+    results = [
+        answers(EagleModel(target, head, tree, max_batch=batch), requests, cancelled="4")
+        for target, batch in ((tiny_target, 1), (tiny_target, 4), (padded, 4), (padded, 2))
+    ]
+    assert all(result == results[0] for result in results)
+    assert all(len(tokens) > 0 for tokens in results[0].values())
