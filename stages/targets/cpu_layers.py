@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.cpu import PackedLinear
 from stages.targets.slots import RowStep
 
 FAMILIES = frozenset({"Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"})
@@ -92,9 +93,9 @@ class CpuDecoder:
             return None
         attention = modules[0].self_attn
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        inner = modules[0].mlp.gate_proj.out_features
-        if inner % GATE_RUN or attention.head_dim % 2 or modules[0].mlp.gate_proj.bias is not None:
+        if attention.head_dim % 2 or not all(_fits(module) for module in modules):
             return None
+        inner = modules[0].mlp.gate_proj.out_features
         kinds: list[str | None] = [None]
         if family == "Gemma3":
             kinds = [*sorted(set(config.layer_types))]
@@ -179,6 +180,16 @@ def pack_layer(
         pack(down.weight),
         norm("post_mlp"),
     ]
+
+
+def _fits(module: Any) -> bool:
+    """Whether the layers within are plain ones, with biases where the op has a place for them."""
+    attention, mlp = module.self_attn, module.mlp
+    inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+    bare = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    plain = all(map(PackedLinear.fits, [*inputs, attention.o_proj, *bare]))
+    even = len({layer.bias is None for layer in inputs}) == 1
+    return plain and even and all(m.bias is None for m in bare) and mlp.gate_proj.out_features % GATE_RUN == 0
 
 
 def _layer_weights(module: Any, family: str) -> list[Tensor]:
