@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig
 
 
 class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
-    """One field is one flag; the description is its help text."""
+    """One field is one flag; the description is its help text.
+
+    Which fields are needed depends on what is measured, so none is required by itself; "" is not given.
+    """
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is measured": ("target", "head", "drafters", "endpoint", "prompts", "output"),
         "Answers": ("num_prompts", "max_new_tokens", "temperature", "seed", "tree"),
+        "Many requests at once": ("concurrency", "repeat"),
         "Losslessness": ("check_float32", "near_tie_gap"),
+        "Verdicts": ("compare", "fail_below"),
         "Parity with training": ("parity", "parity_rows", "trained_on"),
     }
 
     target: str = Field(
-        description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2."
+        default="",
+        description="The model that answers: Hugging Face id, local folder, .gguf file or builtin:smollm2.",
     )
-    head: str = Field(description="URI of the draft head that eagle train wrote for this target.")
+    head: list[str] = Field(
+        default_factory=list,
+        description="URI of a draft head that eagle train wrote for this target. May be given several times, "
+        "to compare heads.",
+    )
+    drafters: str = Field(
+        default="",
+        description="What is compared, separated by commas: none, ngram, medusa, eagle1, eagle3, "
+        "draft:MODEL; the kinds of heads need their --head. Default: plain decoding and every head.",
+    )
+    endpoint: list[str] = Field(
+        default_factory=list,
+        description="NAME=URL of an OpenAI-compatible server to measure with the same prompts, such as "
+        "vllm=http://localhost:8000/v1. May be given several times; works without a target too.",
+    )
     prompts: list[str] = Field(
         default_factory=list,
         description="A prompt set: builtin:eval, a local or remote .jsonl or .parquet file, or a Hugging "
         "Face data set id. May be given several times; each is reported by itself, and all pooled.",
     )
-    output: str = Field(description="URI of the report to write.")
+    output: str = Field(default="", description="URI of the report to write.")
     max_new_tokens: int = Field(
         default=128, ge=1, description="Longest answer, in tokens; longer ones are cut."
     )
@@ -43,6 +64,14 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         description="Draft tree: cost (what pays on this machine), none, chain:depth=3, "
         "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0.",
     )
+    concurrency: str = Field(
+        default="",
+        description="Also answer that many requests at once, such as 1,4,8: every drafter and endpoint in "
+        "turns.",
+    )
+    repeat: int = Field(
+        default=1, ge=1, description="How often all requests are answered at each concurrency."
+    )
     check_float32: int = Field(
         default=4,
         ge=0,
@@ -56,6 +85,18 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         description="In bfloat16 the outputs may part where the float32 logits of the two tokens are less "
         "than this below the highest one.",
     )
+    compare: tuple[str, str] | None = Field(
+        default=None,
+        description="Instead of measuring, show what changed from one report to another: two URIs, the older "
+        "first.",
+    )
+    fail_below: float | None = Field(
+        default=None,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Fail, after the report, if the speed-up over plain decoding is below this; with "
+        "--compare, that of the second report.",
+    )
     parity: bool = Field(
         default=False,
         description="Instead of answering prompts, replay held-out conversations of the head's training as "
@@ -68,10 +109,61 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         "longer where they were.",
     )
 
+    @field_validator("head", mode="before")
+    @classmethod
+    def _one_head(cls, given: object) -> object:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("concurrency")
+    @classmethod
+    def _ascending(cls, given: str) -> str:
+        parts = [part.strip() for part in given.split(",") if part.strip()]
+        if not all(part.isdecimal() and int(part) for part in parts):
+            raise ValueError("give numbers from 1 on, separated by commas, such as 1,4,8")
+        return ",".join(map(str, sorted({int(part) for part in parts})))
+
+    @field_validator("endpoint")
+    @classmethod
+    def _named(cls, given: list[str]) -> list[str]:
+        for each in given:
+            name, equals, url = each.partition("=")
+            if not (name and equals and url.startswith(("http://", "https://"))):
+                raise ValueError("give NAME=URL, such as vllm=http://localhost:8000/v1")
+        names = [each.partition("=")[0] for each in given]
+        if len(set(names)) < len(names):
+            raise ValueError("give every endpoint a name of its own")
+        return given
+
     @model_validator(mode="after")
-    def _prompts_or_parity(self) -> BenchConfig:
+    def _all_there(self) -> BenchConfig:
+        if self.compare is not None:
+            return self
+        needs: dict[str, object] = {"--target": self.target, "--head": self.head or self.drafters}
+        if self.endpoint and not (self.target or self.head or self.drafters):
+            needs = {}
+        missing = [flag for flag, given in (needs | {"--output": self.output}).items() if not given]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
         if self.parity == bool(self.prompts):
             raise ValueError("give either --prompts to answer, or --parity")
         if self.trained_on is not None and not self.parity:
             raise ValueError("--trained-on is for --parity")
+        if self.parity and len(self.head) != 1:
+            raise ValueError("--parity takes one --head")
+        if self.fail_below is not None and not self.target:
+            raise ValueError("--fail-below needs a --target, whose plain decoding is what is compared with")
         return self
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The concurrencies to measure; empty where only one request at a time is asked for, as always."""
+        if self.concurrency:
+            return tuple(int(part) for part in self.concurrency.split(","))
+        return (1,) if self.sweeps else ()
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether more than plain decoding and one drafter, one request at a time, is measured."""
+        return bool(
+            self.concurrency or self.drafters or self.endpoint or self.repeat > 1 or len(self.head) > 1
+        )

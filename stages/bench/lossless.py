@@ -35,6 +35,8 @@ class Difference:
     request: Request
     position: int
     dtype: str
+    drafter: str = ""
+    concurrency: int = 1
 
     @property
     def plain_token(self) -> int | None:
@@ -71,6 +73,8 @@ class Divergence(Record):
         description="near_tie: gap below the bound. wide_gap: not. length: one answer ends where the other "
         "goes on. float32: a difference in float32, whatever the gap. All but near_tie are faults."
     )
+    drafter: str = Field(default="", description="Of a sweep: whose answer it is. Empty for the pairs.")
+    concurrency: int = Field(default=1, description="Requests that were answered together.")
 
     @property
     def fault(self) -> bool:
@@ -87,7 +91,10 @@ class Float32Check(Record):
 class Lossless(Record):
     """The verdict over all requests, and over those that were checked in float32."""
 
-    requests: int = Field(description="Pairs of answers compared, without those of the float32 check.")
+    requests: int = Field(
+        description="Answers compared with plain decoding's, those of a sweep included, without those of the "
+        "float32 check."
+    )
     identical: int = Field(description="Pairs with the same token ids.")
     near_ties: int = Field(description="Pairs that part at a near-tie.")
     faults: int = Field(
@@ -106,14 +113,18 @@ def differing_position(plain: Sequence[int], eagle: Sequence[int]) -> int | None
     return None if len(plain) == len(eagle) else min(len(plain), len(eagle))
 
 
-def differences(measured: Sequence[Measured], dtype: str) -> list[Difference]:
+def differences(
+    measured: Sequence[Measured], dtype: str, drafter: str = "", concurrency: int = 1
+) -> list[Difference]:
     """The answers that are not the same, in order."""
     found = []
     for record in measured:
         for request in record.requests:
             position = differing_position(request.plain.token_ids, request.eagle.token_ids)
             if position is not None:
-                found.append(Difference(record.set, record.prompt_id, request, position, dtype))
+                found.append(
+                    Difference(record.set, record.prompt_id, request, position, dtype, drafter, concurrency)
+                )
     return found
 
 
@@ -162,6 +173,8 @@ def explain(target: Target, difference: Difference, params: SamplingParams, boun
         gap=gap,
         top_two=top_two,
         cause=_cause(difference.dtype, gap, bound),
+        drafter=difference.drafter,
+        concurrency=difference.concurrency,
     )
 
 
@@ -180,21 +193,24 @@ def verdict(
     bound: float,
     *,
     dtype: str,
+    swept: int = 0,
+    swept_identical: int = 0,
 ) -> Lossless:
     """Counts it all up.
 
     Args:
         measured: the run itself, in `dtype`.
         rechecked: prompts answered in float32 besides; when `dtype` is float32 the run itself is the check.
-        divergences: of both.
+        divergences: of all.
+        swept, swept_identical: answers of a sweep, and those that are plain decoding's.
     """
     all_divergences = list(divergences)
     requests = sum(len(record.requests) for record in measured)
     exact = measured if dtype == FLOAT32 else rechecked
     exact = [record for record in exact if record.requests]
     return Lossless(
-        requests=requests,
-        identical=requests - len(differences(measured, dtype)),
+        requests=requests + swept,
+        identical=requests - len(differences(measured, dtype)) + swept_identical,
         near_ties=sum(not divergence.fault for divergence in all_divergences),
         faults=sum(divergence.fault for divergence in all_divergences),
         near_tie_gap=bound,

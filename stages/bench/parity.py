@@ -39,7 +39,7 @@ class ParityResult(BaseModel):
 def run(config: BenchConfig, report: Reporter) -> ParityResult:
     """Raises EagleError: inputs that do not fit, or, after the report, a head that drafts otherwise."""
     start = time.monotonic()
-    artifact = open_artifact(config.head, "head", config.verify)
+    artifact = open_artifact(config.head[0], "head", config.verify)
     record = ParityRecord.of(artifact)
     data = _training_data(artifact, config)
     target = _load(config, config.dtype)
@@ -74,7 +74,7 @@ def _result(config: BenchConfig, found: ParityReport, seconds: float) -> ParityR
     result = ParityResult(
         output=config.output, report=join(config.output, REPORT_NAME), parity=found, seconds=seconds
     )
-    found.require(config.head, result)
+    found.require(config.head[0], result)
     return result
 
 

@@ -83,3 +83,42 @@ class Recheck(Record):
 
     prompt: int
     requests: tuple[Request, ...]
+
+
+class Sample(Record):
+    """One request of a sweep; times in seconds from when it was sent.
+
+    request: number in the workload.
+    itl_s: between one arrival of tokens and the next; an arrival may bring several tokens.
+    token_ids: of an engine in this process; text: of an endpoint.
+    steps, drafted, accepted, accepted_per_depth: as in `Output`; 0 where an endpoint does not tell.
+    """
+
+    request: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    e2el_s: float
+    itl_s: tuple[float, ...]
+    finish_reason: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_depth: tuple[int, ...] = ()
+
+
+class Turn(Record):
+    """What one contestant did while it had the machine; times in seconds.
+
+    prefill_s, draft_s, verify_s: parts of `duration_s`; null for an endpoint.
+    """
+
+    contestant: str
+    concurrency: int
+    duration_s: float
+    prefill_s: float | None = None
+    draft_s: float | None = None
+    verify_s: float | None = None
+    samples: tuple[Sample, ...]

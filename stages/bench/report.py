@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,12 +10,14 @@ from pydantic import Field
 
 from stages import __version__
 from stages.bench.hardware import Hardware
+from stages.bench.levels import Sweep
 from stages.bench.lossless import Lossless
 from stages.bench.metrics import Metrics, metrics
 from stages.bench.record import Measured, Output, Record
 
 REPORT_NAME = "report.json"
-REPORT_VERSION = 1
+SCHEMA_NAME = "report.schema.json"
+REPORT_VERSION = 2
 
 
 class PlainRequest(Record):
@@ -57,19 +60,42 @@ class BenchReport(Record):
     settings: dict[str, Any] = Field(
         description="The flags of the run, with what `auto` and short forms stand for."
     )
-    sets: dict[str, Metrics] = Field(description="Each prompt set under its name.")
-    pooled: Metrics = Field(description="All sets as one.")
-    lossless: Lossless
-    requests: list[RequestReport]
+    drafter: str = Field(
+        default="eagle3", description="What `eagle` stands for in the pairs: a kind of head, or ngram, ..."
+    )
+    sets: dict[str, Metrics] = Field(
+        default_factory=dict, description="Each prompt set under its name, answered one request at a time."
+    )
+    pooled: Metrics | None = Field(
+        default=None, description="All sets as one. Null, like lossless, where only endpoints were measured."
+    )
+    lossless: Lossless | None = None
+    sweep: Sweep | None = Field(
+        default=None, description="Many requests at once. Null where none was asked for."
+    )
+    requests: list[RequestReport] = Field(
+        default_factory=list, description="The pairs; the answers of a sweep are in `sweep-*.jsonl`."
+    )
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
 
+    @classmethod
+    def schema_file(cls) -> bytes:
+        """JSON Schema of the file, with what each field means."""
+        return json.dumps(cls.model_json_schema(mode="serialization"), indent=2).encode() + b"\n"
+
 
 def make_report(
-    measured: Sequence[Measured], lossless: Lossless, hardware: Hardware, settings: dict[str, Any]
+    measured: Sequence[Measured],
+    lossless: Lossless | None,
+    hardware: Hardware,
+    settings: dict[str, Any],
+    *,
+    drafter: str = "eagle3",
+    sweep: Sweep | None = None,
 ) -> BenchReport:
-    """Of records in the order they were measured, which is set by set."""
+    """Of records in the order they were measured, which is set by set; none where there was no target."""
     by_set: dict[str, list[Measured]] = {}
     for record in measured:
         by_set.setdefault(record.set, []).append(record)
@@ -78,8 +104,10 @@ def make_report(
         eagle_version=__version__,
         hardware=hardware,
         settings=settings,
+        drafter=drafter,
         sets={name: metrics(records) for name, records in by_set.items()},
-        pooled=metrics(measured),
+        pooled=metrics(measured) if measured else None,
+        sweep=sweep,
         lossless=lossless,
         requests=[
             RequestReport(

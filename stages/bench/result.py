@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from stages.bench.levels import Level, Sweep
 from stages.bench.lossless import FLOAT32, Lossless
 from stages.bench.metrics import Metrics
 
@@ -14,17 +15,32 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 POOLED = "all"
+_TITLES = {"none": "plain", "eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "medusa": "Medusa", "ngram": "n-gram"}
+
+
+def title(name: str) -> str:
+    """How a contestant is called in tables and charts: EAGLE-3 for eagle3; others as they are."""
+    stem, dash, number = name.rpartition("-")
+    if dash and number.isdecimal() and stem in _TITLES:
+        return f"{_TITLES[stem]} ({number})"
+    return _TITLES.get(name, name)
 
 
 class BenchResult(BaseModel):
-    """The report's numbers, and where the rest of it is (`seconds` 0: it was there already)."""
+    """The report's numbers, and where the rest of it is (`seconds` 0: it was there already).
+
+    page: report.html; None for a report of a version that had none.
+    """
 
     output: str
     report: str
+    page: str | None = None
     dtype: str
+    drafter: str = "eagle3"
     sets: dict[str, Metrics]
-    pooled: Metrics
-    lossless: Lossless
+    pooled: Metrics | None
+    lossless: Lossless | None
+    sweep: Sweep | None = None
     seconds: float
 
     def summary(self) -> RenderableType:
@@ -32,8 +48,14 @@ class BenchResult(BaseModel):
         from rich.text import Text
 
         made = f"made in {self.seconds:.0f} s" if self.seconds else "already complete"
-        lines = [*sameness(self.lossless, self.dtype), f"Report: {self.report} ({made})"]
-        return Group(self._table(), *(Text(line) for line in lines))
+        lines = sameness(self.lossless, self.dtype) if self.lossless is not None else []
+        lines.append(f"Report: {self.report} ({made})")
+        if self.page is not None:
+            lines.append(f"Charts: {self.page}")
+        tables = [self._table()] if self.pooled is not None else []
+        if self.sweep is not None:
+            tables.append(sweep_table(self.sweep))
+        return Group(*tables, *(Text(line) for line in lines))
 
     def _table(self) -> Table:
         from rich import box
@@ -44,7 +66,7 @@ class BenchResult(BaseModel):
         columns = (
             "answers",
             "plain\ntok/s",
-            "EAGLE-3\ntok/s",
+            f"{title(self.drafter)}\ntok/s",
             "speed-up\n(95 % interval)",
             "accepted\ndrafts/step",
             "tokens/step\n(plain: 1)",
@@ -53,10 +75,48 @@ class BenchResult(BaseModel):
             table.add_column(column, justify="right")
         for name, row in self.sets.items():
             table.add_row(*_cells(name, row))
-        if len(self.sets) > 1:
+        if len(self.sets) > 1 and self.pooled is not None:
             table.add_section()
             table.add_row(*_cells(POOLED, self.pooled))
         return table
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """Every contestant at every concurrency."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("at once", justify="right")
+    table.add_column("engine")
+    columns = ("tok/s", f"vs\n{title(sweep.baseline)}", "TTFT ms\nmedian", "TPOT ms\nmedian", "TPOT ms\np99")
+    for column in (*columns, "accepted\ndrafts/step", "same\ntext"):
+        table.add_column(column, justify="right")
+    before = 0
+    for level in sweep.levels:
+        if before and level.concurrency != before:
+            table.add_section()
+        table.add_row(str(level.concurrency) if level.concurrency != before else "", *_level_cells(level))
+        before = level.concurrency
+    return table
+
+
+def _level_cells(level: Level) -> tuple[str, ...]:
+    return (
+        title(level.contestant),
+        f"{level.output_throughput:,.1f}",
+        "" if level.speedup is None else f"{level.speedup:.2f}x",
+        f"{level.median_ttft_ms:,.0f}",
+        number(level.median_tpot_ms, 1),
+        number(level.p99_tpot_ms, 1),
+        number(level.accepted_per_step or None, 2),
+        f"{level.identical}/{level.compared}" if level.compared else "",
+    )
+
+
+def number(value: float | None, digits: int) -> str:
+    """With so many digits; empty where there is none."""
+    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def sameness(lossless: Lossless, dtype: str) -> list[str]:

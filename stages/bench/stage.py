@@ -1,7 +1,8 @@
 """Head -> report: answer every prompt plainly and with EAGLE, compare, explain the differences, count.
 
-Both ways run on the same engine, one right after the other, with the same cap and stop rules; losslessness is
-then looked at in float32. Records are committed on the way, so that the same command run again continues.
+Both ways run on the same engine, one right after the other, with the same cap and stop rules. A sweep then
+asks the same requests many at once, of all drafters and endpoints in turns. Losslessness is looked at in
+float32. Records are committed on the way, so that the same command run again continues.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stages.artifacts import ArtifactWriter, join, open_artifact
-from stages.bench import parity
+import torch
+
+from stages.artifacts import Artifact, ArtifactWriter, join, open_artifact
+from stages.bench import compare, parity
+from stages.bench.compare import Comparison
 from stages.bench.config import BenchConfig
+from stages.bench.contestant import Contestant, InProcess
+from stages.bench.endpoint import Endpoint
 from stages.bench.hardware import hardware
 from stages.bench.journal import Journal
+from stages.bench.levels import Sweep, make_sweep
+from stages.bench.line_up import LineUp, load_line_up, parse_drafters
 from stages.bench.lossless import (
     FLOAT32,
     Difference,
@@ -27,14 +35,18 @@ from stages.bench.lossless import (
 )
 from stages.bench.measure import answer_again, measure_prompt, spread, warm_up
 from stages.bench.metrics import speedup
+from stages.bench.page import PAGE_NAME, make_page, stalls
 from stages.bench.parity import ParityResult
 from stages.bench.prompt_sets import PromptSet, opening, read_prompt_sets, require_answerable
-from stages.bench.record import Measured, Recheck
-from stages.bench.report import REPORT_NAME, BenchReport, make_report
-from stages.bench.result import BenchResult
+from stages.bench.record import Measured, Recheck, Turn
+from stages.bench.report import REPORT_NAME, SCHEMA_NAME, BenchReport, make_report
+from stages.bench.result import BenchResult, title
+from stages.bench.sweep import compared, require_enough, run_sweep, sweep_differences
+from stages.bench.workload import Job, first_turns, jobs_of
 from stages.decoding import EagleModel, SamplingParams, TreeConfig
 from stages.errors import EagleError
 from stages.progress import Reporter
+from stages.targets import Target
 
 # In the artifact's config under other names, or not deciding the result.
 _NOT_IN_SETTINGS = {
@@ -51,48 +63,100 @@ _NOT_IN_SETTINGS = {
     "parity",
     "parity_rows",
     "trained_on",
+    "compare",
+    "fail_below",
 }
+_SWEEP = ("drafters", "endpoint", "concurrency", "repeat")
+_NO_SETTINGS = {"overwrite", "compare", "fail_below"}
 
 
-def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult:
-    """Raises EagleError: inputs that do not fit, prompts beyond the context, or, after the report, faults."""
+def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | Comparison:
+    """Raises EagleError: inputs that do not fit, prompts beyond the context, or, after the report, faults or
+    less speed than was asked for."""
+    if config.compare is not None:
+        return compare.run(config.compare, config.fail_below)
     if config.parity:
         return parity.run(config, report)
     start = time.monotonic()
-    head = open_artifact(config.head, "head", config.verify)
-    tree = TreeConfig.parse(config.tree)
+    heads = [open_artifact(uri, "head", config.verify) for uri in config.head]
+    TreeConfig.parse(config.tree)
+    parse_drafters(config.drafters)
     sets = read_prompt_sets(config.prompts, config.num_prompts)
-    model = EagleModel.from_pretrained(
-        config.target,
-        config.head,
-        device=config.device,
-        dtype=config.dtype,
-        tree=tree,
-        chat_template=config.chat_template,
-        verify=config.verify,
-    )
-    require_answerable(sets, model.target)
+    require_enough(sum(_most_requests(config, each) for each in sets), config.levels)
+    line_up = load_line_up(config, heads, config.dtype) if config.target else None
+    if line_up is not None:
+        require_answerable(sets, line_up.target)
     with ArtifactWriter.open(
         config.output,
         "report",
-        _artifact_config(config, sets, model),
-        parents=[head.parent()],
-        target=model.target.fingerprint,
+        _artifact_config(config, sets, line_up),
+        parents=[head.parent() for head in heads],
+        target=None if line_up is None else line_up.target.fingerprint,
         overwrite=config.overwrite,
     ) as writer:
         if writer.finished:
-            return _result(config, _read_report(config.output), seconds=0.0)
-        machine, settings = hardware(model.target.device), _settings(config, model)
-        measured = measure(model, sets, _sampling(config), writer, report)
-        if settings["dtype"] != FLOAT32:
-            del model  # makes room for the float32 one
-            lossless = check_in_float32(config, measured, settings["dtype"], writer, report)
+            return _result(config, *_read_report(config.output), seconds=0.0)
+        if line_up is None:
+            made = measure_endpoints(config, sets, writer, report)
         else:
-            lossless = check_directly(config, measured, model)
-        made = make_report(measured, lossless, machine, settings)
+            made = measure_target(config, sets, line_up, heads, writer, report)
+        for line in stalls(made):
+            report.log(line)
         writer.add_file(REPORT_NAME, made.to_json())
+        writer.add_file(SCHEMA_NAME, BenchReport.schema_file())
+        writer.add_file(PAGE_NAME, make_page(made))
         writer.finish(_counts(made))
-    return _result(config, made, seconds=time.monotonic() - start)
+    page = join(config.output, PAGE_NAME)
+    return _result(config, made, page, seconds=time.monotonic() - start)
+
+
+def measure_target(
+    config: BenchConfig,
+    sets: Sequence[PromptSet],
+    line_up: LineUp,
+    heads: Sequence[Artifact],
+    writer: ArtifactWriter,
+    report: Reporter,
+) -> BenchReport:
+    """Plain decoding and the main drafter one request at a time, then everyone many at once, then whether
+    the texts are the same."""
+    machine, settings, main = hardware(line_up.target.device), _settings(config, line_up), line_up.main
+    dtype = settings["dtype"]
+    measured = measure(line_up.model, sets, _sampling(config), writer, report)
+    jobs: list[Job] = []
+    turns: list[Turn] = []
+    sweep = None
+    if config.levels:
+        jobs = jobs_of(sets, measured, line_up.target)
+        engines = [InProcess(name, model) for name, model in line_up.models.items()]
+        turns, sweep = measure_sweep(config, engines, jobs, writer, report)
+        del engines
+    found = differences(measured, dtype) + sweep_differences(turns, jobs, dtype)
+    if dtype != FLOAT32:
+        line_up.release()
+        rechecks, divergences = check_in_float32(config, heads, measured, found, writer, report)
+    else:
+        rechecks, divergences = [], _explain_all(config, line_up.target, found, report)
+    swept = compared(turns)
+    lossless = verdict(
+        measured,
+        rechecks,
+        divergences,
+        config.near_tie_gap,
+        dtype=dtype,
+        swept=swept,
+        swept_identical=swept - len(sweep_differences(turns, jobs, dtype)),
+    )
+    return make_report(measured, lossless, machine, settings, drafter=main, sweep=sweep)
+
+
+def measure_endpoints(
+    config: BenchConfig, sets: Sequence[PromptSet], writer: ArtifactWriter, report: Reporter
+) -> BenchReport:
+    """Servers alone: nothing says what their text should be."""
+    _, sweep = measure_sweep(config, [], first_turns(sets), writer, report)
+    settings = config.model_dump(mode="json", exclude=_NO_SETTINGS)
+    return make_report([], None, hardware(torch.device("cpu")), settings, sweep=sweep)
 
 
 def measure(
@@ -120,54 +184,65 @@ def measure(
     return journal.records
 
 
+def measure_sweep(
+    config: BenchConfig,
+    engines: Sequence[Contestant],
+    jobs: Sequence[Job],
+    writer: ArtifactWriter,
+    report: Reporter,
+) -> tuple[list[Turn], Sweep]:
+    """Engines of this process and endpoints in turns."""
+    require_enough(len(jobs), config.levels)
+    servers = [Endpoint(*each.split("=", 1)) for each in config.endpoint]
+    contestants = [*engines, *servers]
+    names = [each.name for each in contestants]
+    turns = run_sweep(contestants, jobs, config.levels, config.repeat, _sampling(config), writer, report)
+    return turns, make_sweep(turns, jobs, names, [each.name for each in servers], config.repeat)
+
+
 def check_in_float32(
-    config: BenchConfig, measured: Sequence[Measured], dtype: str, writer: ArtifactWriter, report: Reporter
-) -> Lossless:
-    """Explains each difference, and answers some prompts again, with the target and the head in float32."""
+    config: BenchConfig,
+    heads: Sequence[Artifact],
+    measured: Sequence[Measured],
+    found: Sequence[Difference],
+    writer: ArtifactWriter,
+    report: Reporter,
+) -> tuple[list[Measured], list[Divergence]]:
+    """Answers some prompts again with the target and the drafter in float32, and explains each difference,
+    those found before and those there."""
     journal = Journal(writer, "float32", Recheck)
     answered = [number for number, record in enumerate(measured) if record.requests]
     chosen = [answered[i] for i in spread(len(answered), config.check_float32)]
-    found = differences(measured, dtype)
-    divergences: list[Divergence] = []
-    if found or chosen:
-        model = EagleModel.from_pretrained(
-            config.target,
-            config.head,
-            device=config.device,
-            dtype=FLOAT32,
-            tree=config.tree,
-            chat_template=config.chat_template,
-            verify=config.verify,
-        )
-        done = len(journal.records)
-        with report.task("float32 check", total=len(chosen), unit="prompts", done=done) as task:
-            for number in chosen[done:]:
-                requests = answer_again(model, measured[number].requests, _sampling(config))
-                journal.add(Recheck(prompt=number, requests=requests))
-                task.advance()
-        journal.commit()
-        found += differences(as_measured(measured, journal.records), FLOAT32)
-        divergences = _explain_all(config, model, found, report)
-    rechecked = as_measured(measured, journal.records)
-    return verdict(measured, rechecked, divergences, config.near_tie_gap, dtype=dtype)
-
-
-def check_directly(config: BenchConfig, measured: Sequence[Measured], model: EagleModel) -> Lossless:
-    """Of a run in float32, which is its own check."""
-    found = differences(measured, FLOAT32)
-    divergences = [explain(model.target, each, _sampling(config), config.near_tie_gap) for each in found]
-    return verdict(measured, [], divergences, config.near_tie_gap, dtype=FLOAT32)
+    if not found and not chosen:
+        return [], []
+    line_up = load_line_up(config, heads, FLOAT32, only_main=True)
+    done = len(journal.records)
+    with report.task("float32 check", total=len(chosen), unit="prompts", done=done) as task:
+        for number in chosen[done:]:
+            requests = answer_again(line_up.model, measured[number].requests, _sampling(config))
+            journal.add(Recheck(prompt=number, requests=requests))
+            task.advance()
+    journal.commit()
+    rechecks = as_measured(measured, journal.records)
+    found = [*found, *differences(rechecks, FLOAT32)]
+    return rechecks, _explain_all(config, line_up.target, found, report)
 
 
 def _explain_all(
-    config: BenchConfig, model: EagleModel, found: Sequence[Difference], report: Reporter
+    config: BenchConfig, target: Target, found: Sequence[Difference], report: Reporter
 ) -> list[Divergence]:
+    """By the scores of a float32 target."""
     divergences = []
     with report.task("differences", total=len(found)) as task:
         for difference in found:
-            divergences.append(explain(model.target, difference, _sampling(config), config.near_tie_gap))
+            divergences.append(explain(target, difference, _sampling(config), config.near_tie_gap))
             task.advance()
     return divergences
+
+
+def _most_requests(config: BenchConfig, prompt_set: PromptSet) -> int:
+    """That a set can give: without a target only first turns can be asked."""
+    return sum(len(prompt.turns) if config.target else 1 for prompt in prompt_set.prompts)
 
 
 def _sampling(config: BenchConfig) -> SamplingParams:
@@ -176,21 +251,29 @@ def _sampling(config: BenchConfig) -> SamplingParams:
     )
 
 
-def _artifact_config(config: BenchConfig, sets: Sequence[PromptSet], model: EagleModel) -> dict[str, Any]:
-    """What decides the result, besides the target and the head, which have digests of their own."""
-    return config.model_dump(mode="json", exclude=_NOT_IN_SETTINGS) | {
-        "prompts": [each.identity() for each in sets],
-        "tree": str(model.tree),
-        "device": model.target.device.type,
+def _artifact_config(
+    config: BenchConfig, sets: Sequence[PromptSet], line_up: LineUp | None
+) -> dict[str, Any]:
+    """What decides the result, besides the target and the heads, which have digests of their own."""
+    # What is not asked for is left out, so that a report can be continued by a version that can do more.
+    unasked = {
+        name
+        for name in _SWEEP
+        if getattr(config, name) == BenchConfig.model_fields[name].get_default(call_default_factory=True)
     }
+    chosen = config.model_dump(mode="json", exclude=_NOT_IN_SETTINGS | unasked)
+    chosen["prompts"] = [each.identity() for each in sets]
+    if line_up is None:
+        return chosen
+    return chosen | {"tree": str(line_up.model.tree), "device": line_up.target.device.type}
 
 
-def _settings(config: BenchConfig, model: EagleModel) -> dict[str, Any]:
+def _settings(config: BenchConfig, line_up: LineUp) -> dict[str, Any]:
     """The flags as given, with what they stood for on this machine."""
-    return config.model_dump(mode="json", exclude={"overwrite"}) | {
-        "tree": str(model.tree),
-        "device": model.target.device.type,
-        "dtype": str(model.target.dtype).removeprefix("torch."),
+    return config.model_dump(mode="json", exclude=_NO_SETTINGS) | {
+        "tree": str(line_up.model.tree),
+        "device": line_up.target.device.type,
+        "dtype": str(line_up.target.dtype).removeprefix("torch."),
     }
 
 
@@ -199,44 +282,67 @@ def _so_far(measured: Sequence[Measured]) -> str:
 
 
 def _counts(made: BenchReport) -> dict[str, Any]:
-    pooled, lossless = made.pooled, made.lossless
-    return {
-        "prompts": pooled.prompts,
-        "requests": pooled.requests,
-        "skipped": pooled.skipped,
-        "tokens": pooled.eagle.tokens,
-        "speedup": round(pooled.speedup, 4),
-        "identical": lossless.identical,
-        "near_ties": lossless.near_ties,
-        "faults": lossless.faults,
-    }
+    counts: dict[str, Any] = {}
+    if made.pooled is not None and made.lossless is not None:
+        counts = {
+            "prompts": made.pooled.prompts,
+            "requests": made.pooled.requests,
+            "skipped": made.pooled.skipped,
+            "tokens": made.pooled.eagle.tokens,
+            "speedup": round(made.pooled.speedup, 4),
+            "identical": made.lossless.identical,
+            "near_ties": made.lossless.near_ties,
+            "faults": made.lossless.faults,
+        }
+    if made.sweep is not None:
+        counts["swept"] = sum(level.completed for level in made.sweep.levels)
+    return counts
 
 
-def _read_report(uri: str) -> BenchReport:
-    return BenchReport.model_validate_json(open_artifact(uri, "report").read(REPORT_NAME))
+def _read_report(uri: str) -> tuple[BenchReport, str | None]:
+    """A complete one, and where its page is; reports of older versions have none."""
+    artifact = open_artifact(uri, "report")
+    paged = any(file.path == PAGE_NAME for file in artifact.manifest.files)
+    made = BenchReport.model_validate_json(artifact.read(REPORT_NAME))
+    return made, join(uri, PAGE_NAME) if paged else None
 
 
-def _result(config: BenchConfig, made: BenchReport, seconds: float) -> BenchResult:
-    """The result, unless there are faults: then the report stands, and the run has failed."""
+def _result(config: BenchConfig, made: BenchReport, page: str | None, *, seconds: float) -> BenchResult:
+    """The result, unless there are faults or it is too slow: then the report stands, and the run has
+    failed."""
     where = join(config.output, REPORT_NAME)
-    faults = [each for each in made.lossless.divergences if each.fault]
-    if faults:
-        first = faults[0]
-        gap = "" if first.gap is None else f", {first.gap:.3f} logits from the best in float32"
-        raise EagleError(
-            f"{len(faults)} of EAGLE-3's answers are not the target's own; the first: set {first.set}, "
-            f"prompt {first.prompt_id}, turn {first.turn}, {first.dtype}, output token {first.position} is "
-            f"{_token(first.eagle_token)} and not {_token(first.plain_token)}{gap}: no head can cause this, "
-            f"so report it as a bug with {where}, or raise --near-tie-gap if the gaps there are small"
-        )
-    return BenchResult(
+    if made.lossless is not None:
+        _require_lossless(made.lossless, where)
+    result = BenchResult(
         output=config.output,
         report=where,
+        page=page,
         dtype=made.settings["dtype"],
+        drafter=made.drafter,
         sets=made.sets,
         pooled=made.pooled,
         lossless=made.lossless,
+        sweep=made.sweep,
         seconds=seconds,
+    )
+    if config.fail_below is not None and made.pooled is not None:
+        compare.require_speed(made.pooled.speedup, config.fail_below, config.output, result)
+    return result
+
+
+def _require_lossless(lossless: Lossless, where: str) -> None:
+    faults = [each for each in lossless.divergences if each.fault]
+    if not faults:
+        return
+    first = faults[0]
+    gap = "" if first.gap is None else f", {first.gap:.3f} logits from the best in float32"
+    whose = f", {title(first.drafter)}, {first.concurrency} at once" if first.drafter else ""
+    raise EagleError(
+        f"{len(faults)} answers are not the target's own; the first: set {first.set}, "
+        f"prompt {first.prompt_id}, turn {first.turn}, {first.dtype}{whose}, output token {first.position} "
+        f"is "
+        f"{_token(first.eagle_token)} and not {_token(first.plain_token)}{gap}: no head can cause this, "
+        f"so report it as a bug with {where}, or raise --near-tie-gap if the gaps there are small"
     )
 
 

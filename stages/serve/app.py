@@ -1,44 +1,87 @@
-"""The HTTP application: OpenAI's chat completions over the engine."""
+"""The HTTP application: OpenAI's completions over the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from stages import __version__
 from stages.errors import EagleError
+from stages.serve.access import ApiKey, BodyLimit
 from stages.serve.answer import Answer
-from stages.serve.api import ChatCompletion, ChatRequest, Health, Model, ModelList
 from stages.serve.api_error import ApiError, shown
-from stages.serve.completion import Completion
+from stages.serve.completion import Completion, Question
 from stages.serve.engine_thread import EngineThread
+from stages.serve.grammar import Grammars
+from stages.serve.metrics import Metrics
 from stages.serve.reply import EventStream, Reply
+from stages.serve.request import ChatRequest, CompletionRequest
+from stages.serve.request_log import LogFormat, RequestLog
+from stages.serve.response import ChatCompletion, Health, Model, ModelList, TextCompletion, Version
 from stages.serve.served_model import ServedModel
-from stages.targets import Target
+from stages.serve.wire import ChatWire, TextWire
 
 NOT_JSON = ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
+ANSWERING = ("/v1/chat/completions", "/v1/completions")
 
 
-def create_app(model: ServedModel, engine: EngineThread, log: Callable[[str], None]) -> FastAPI:
+@dataclass(frozen=True)
+class Access:
+    """Who may ask, and how much.
+
+    api_key: what requests below `/v1` must bring; None lets all in.
+    max_body: bytes of a request's body.
+    cors_origins: web pages that a browser lets read the answers.
+    """
+
+    api_key: str | None = None
+    max_body: int = 4 * 2**20
+    cors_origins: tuple[str, ...] = ()
+
+
+def create_app(
+    model: ServedModel,
+    engine: EngineThread,
+    log: Callable[[str], None],
+    *,
+    access: Access | None = None,
+    log_format: LogFormat = "text",
+) -> FastAPI:
     """The application.
 
     Args:
         log: gets one line a request, without any text of the user's.
     """
-    app = FastAPI(title="eagle", docs_url=None, redoc_url=None)
+    access = access or Access()
+    app = FastAPI(title="eagle", version=__version__, docs_url=None, redoc_url=None)
     # One prompt at a time: a tokenizer is not safe to share, and the event loop must not wait for a long one.
     tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+    requests = RequestLog(log, log_format)
+    metrics = Metrics(engine)
+    grammars = Grammars(model.target)
 
     @app.get("/health")
-    async def health() -> Health:
-        return Health(
-            status="stopping" if engine.stopping else "ok", running=engine.running, waiting=engine.waiting
-        )
+    async def health() -> Response:
+        well = engine.alive and not engine.stopping
+        body = Health(status="ok" if well else "stopping", running=engine.running, waiting=engine.waiting)
+        return JSONResponse(body.model_dump(), 200 if well else 503)
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=__version__)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
@@ -51,58 +94,108 @@ def create_app(model: ServedModel, engine: EngineThread, log: Callable[[str], No
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await answer(body, request)
+
+    @app.post("/v1/completions", response_model=TextCompletion)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await answer(body, request)
+
+    async def answer(body: ChatRequest | CompletionRequest, request: Request) -> Response:
         body.refuse_unsupported()
         model.require_name(body.model)
-        loop = asyncio.get_running_loop()
-        prompt_ids = await loop.run_in_executor(tokenizing, _render, model.target, body)
-        params = model.sampling(body, len(prompt_ids))
-        answer = Answer(
-            model.target.tokenizer,
-            end_ids=params.end_ids(model.target.eos_ids),
-            max_tokens=params.max_new_tokens,
-            stops=body.stops,
+        questions = await asyncio.get_running_loop().run_in_executor(
+            tokenizing, _questions, model, grammars, body, engine.max_queue
         )
-        completion = Completion.submit(engine, prompt_ids, params, answer)
-        reply = Reply(model.name, completion, log)
+        completion = Completion.submit(engine, questions, body.choices, metrics)
+        kind = ChatWire if isinstance(body, ChatRequest) else TextWire
+        ids = bool(body.return_token_ids)
+        reply = Reply(kind(model.name, completion, ids), completion, requests, metrics)
         if not body.stream:
             return await reply.whole(request)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(reply, include_usage=usage)
+        return EventStream(reply, include_usage=usage, every_id=ids)
 
-    def refused(error: ApiError) -> JSONResponse:
-        log(f"refused: {error.status} {error.code or error.kind}")
+    def refused(error: ApiError, path: str = "") -> JSONResponse:
+        requests.refused(error)
+        if path in ANSWERING:
+            metrics.refused()
         return JSONResponse(error.body(), error.status, error.headers())
 
     @app.exception_handler(ApiError)
-    async def on_api_error(_: Request, error: ApiError) -> JSONResponse:
-        return refused(error)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return refused(error, request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return refused(_validation_error(error))
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return refused(_validation_error(error), request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        path = request.url.path
         if error.status_code == 400:  # FastAPI's word for a body whose bytes are not even text
-            response = refused(NOT_JSON)
+            response = refused(NOT_JSON, path)
+        elif error.status_code == 413:
+            response = refused(BodyLimit.error(access.max_body), path)
         else:
-            response = refused(
-                ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-            )
+            response = refused(ApiError(error.status_code, f"{error.detail}: {request.method} {path}"), path)
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
-    async def on_bug(_: Request, error: Exception) -> JSONResponse:
-        return refused(ApiError(500, "the server failed; its log says why", kind="server_error"))
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        return refused(
+            ApiError(500, "the server failed; its log says why", kind="server_error"), request.url.path
+        )
 
+    # The last one added is the outermost: a browser asks for leave before it sends a key.
+    app.add_middleware(BodyLimit, limit=access.max_body, refused=refused)
+    if access.api_key is not None:
+        app.add_middleware(ApiKey, key=access.api_key, refused=refused)
+    if access.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(access.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
     return app
 
 
-def _render(target: Target, request: ChatRequest) -> list[int]:
+def _questions(
+    model: ServedModel, grammars: Grammars, body: ChatRequest | CompletionRequest, most: int
+) -> list[Question]:
+    """The answers that a request asks for, `n` to each prompt in turn; no more than one beyond `most`.
+
+    Raises:
+        ApiError: a prompt is empty or does not fit, or an option does not go with this model.
+    """
+    param = "messages" if isinstance(body, ChatRequest) else "prompt"
+    prompts = [_render(model, body)] if isinstance(body, ChatRequest) else _encode(model, body)
+    seed = model.seed(body)
+    questions: list[Question] = []
+    for prompt_ids in prompts:
+        for sample in range(body.choices):
+            if len(questions) > most:
+                return questions  # too many, which is refused where they would wait
+            mask = None if body.json_schema is None else grammars.mask(body.json_schema)
+            params = model.sampling(
+                body, len(prompt_ids), param=param, seed=seed, sample=sample, token_mask=mask
+            )
+            text = Answer(
+                model.target.tokenizer,
+                end_ids=params.end_ids(model.target.eos_ids),
+                max_tokens=params.max_new_tokens,
+                stops=body.stops,
+                eos_ids=model.target.eos_ids,
+            )
+            questions.append(Question(prompt_ids, params, text))
+    return questions
+
+
+def _render(model: ServedModel, request: ChatRequest) -> list[int]:
     """Token ids of a request's messages, the start of the answer included."""
     try:
-        prompt_ids = target.render([message.for_template() for message in request.messages])
+        prompt_ids = model.target.render([message.for_template() for message in request.messages])
     except EagleError as error:
         raise ApiError(400, str(error), param="messages", code="invalid_value") from None
     if not prompt_ids:
@@ -111,11 +204,24 @@ def _render(target: Target, request: ChatRequest) -> list[int]:
     return prompt_ids
 
 
+def _encode(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
+    """Token ids of a request's prompts: text with what belongs at its start, ids as they are."""
+    found = []
+    for prompt in request.prompts:
+        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            message = "prompt has no tokens; add some text"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        model.require_ids(ids)
+        found.append(ids)
+    return found
+
+
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The first thing wrong with a body."""
     first = error.errors()[0]
-    # Tags of unions, in angle brackets, are no part of the path that the client knows.
-    path = [part for part in first["loc"][1:] if not str(part).startswith("<")]
+    # Tags of unions, in angle brackets, and of keys are no part of the path that the client knows.
+    path = [part for part in first["loc"][1:] if not str(part).startswith("<") and part != "[key]"]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if first["type"] == "json_invalid":
         message = f"the body is not JSON: {first['ctx']['error']} at character {path[0]}"

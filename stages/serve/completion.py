@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
-from stages.decoding import DecodeStats, SamplingParams
+from stages.decoding import SamplingParams
 from stages.serve.answer import Answer
-from stages.serve.api import SpeculationStats, Usage
 from stages.serve.api_error import ApiError
+from stages.serve.choice import Choice
 from stages.serve.engine_thread import (
     Ended,
     EngineStoppedError,
@@ -20,48 +21,90 @@ from stages.serve.engine_thread import (
     NewTokens,
     QueueFullError,
 )
+from stages.serve.metrics import Metrics
+from stages.serve.response import SpeculationStats, Usage
 
 MAX_RETRY_AFTER_S = 60
 
 
+@dataclass(frozen=True)
+class Question:
+    """One answer that is wanted: the prompt, how to decode, and the maker of the text."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of an answer that has become certain, and the ids that came with it; one may be without the
+    other."""
+
+    choice: Choice
+    text: str
+    token_ids: list[int]
+
+
 class Completion:
-    """A request in the engine's queue, and what has come of it. Lives on the event loop.
+    """A request's answers in the engine, and what has come of them. Lives on the event loop.
 
     The engine's thread only hands over token ids; they become text here.
 
     Attributes:
-        answer: the text's maker; knows the finish reason.
+        choices: the answers, those to one prompt after those to the prompt before.
+        seed: of all of them.
     """
 
-    def __init__(self, engine: EngineThread, job: Job, answer: Answer, events: asyncio.Queue[Event]) -> None:
+    def __init__(
+        self,
+        engine: EngineThread,
+        choices: Sequence[Choice],
+        events: asyncio.Queue[tuple[int, Event]],
+        n: int,
+    ) -> None:
         self._engine = engine
-        self._job = job
         self._events = events
-        self._stats = DecodeStats()
         self._submitted = time.monotonic()
-        self._first: float | None = None
-        self._last = self._submitted
-        self.answer = answer
+        self._n = n
+        self.choices = choices
+        self.seed = choices[0].job.params.seed
 
     @classmethod
     def submit(
-        cls, engine: EngineThread, prompt_ids: list[int], params: SamplingParams, answer: Answer
+        cls, engine: EngineThread, questions: Sequence[Question], n: int, metrics: Metrics
     ) -> Completion:
         """Puts a request in the queue.
 
+        Args:
+            questions: what is to be answered, `n` for each prompt in turn.
+
         Raises:
-            ApiError: 429 when the queue is full, 503 when the server is stopping.
+            ApiError: 429 when the queue is full, 503 when the server is stopping, 400 when the queue could
+                never take so many.
         """
+        if len(questions) > engine.max_queue:
+            message = (
+                f"the request asks for {len(questions)} answers (prompts times n) and this server takes "
+                f"{engine.max_queue} at a time; send several requests"
+            )
+            raise ApiError(400, message, param="n", code="invalid_value")
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
-        def deliver(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                loop.call_soon_threadsafe(events.put_nowait, event)
+        def deliver_to(index: int) -> Callable[[Event], None]:
+            def deliver(event: Event) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                    loop.call_soon_threadsafe(events.put_nowait, (index, event))
 
-        job = Job(prompt_ids, params, deliver)
+            return deliver
+
+        choices = [
+            Choice(i, Job(q.prompt_ids, q.params, deliver_to(i)), q.answer, metrics)
+            for i, q in enumerate(questions)
+        ]
         try:
-            engine.submit(job)
+            engine.submit(*(choice.job for choice in choices))
         except QueueFullError:
             wait = max(1, min(MAX_RETRY_AFTER_S, round(engine.mean_seconds)))
             message = f"{engine.waiting} requests wait already; try again in {wait} s"
@@ -70,74 +113,82 @@ class Completion:
             ) from None
         except EngineStoppedError:
             raise _stopped() from None
-        return cls(engine, job, answer, events)
+        completion = cls(engine, choices, events, n)
+        metrics.prompts(completion.prompt_tokens)
+        return completion
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """The answer's text as it becomes certain; joined, it is the whole text.
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answers' text as it becomes certain; those of one choice, joined, are its whole text. The last
+        piece of a choice comes with its finish reason set, even if there is no text in it.
 
         Raises:
             ApiError: 503 when the server stops before the end, 500 when the engine fails.
         """
-        while True:
-            event = await self._events.get()
-            text = self._take(event) if isinstance(event, NewTokens) else self._end(event)
-            ended = self.answer.finish_reason is not None
-            if ended:
-                self.cancel()  # a stop string is found here, while the engine goes on
-            if text:
-                yield text
-            if ended:
-                return
+        unfinished = set(range(len(self.choices)))
+        while unfinished:
+            index, event = await self._events.get()
+            choice = self.choices[index]
+            answer = choice.answer
+            if index not in unfinished:
+                continue
+            before = answer.tokens
+            text = choice.take(event) if isinstance(event, NewTokens) else self._end(answer, event)
+            if answer.finish_reason is not None:
+                unfinished.remove(index)
+                self._engine.cancel(choice.job)  # a stop string is found here, while the engine goes on
+            yield Piece(choice, text, answer.token_ids[before:])
 
     def cancel(self) -> None:
         """Frees the engine of what it still does for this request, if anything."""
-        self._engine.cancel(self._job)
+        for choice in self.choices:
+            self._engine.cancel(choice.job)
 
-    def _take(self, event: NewTokens) -> str:
-        self._last = time.monotonic()
-        if self._first is None:
-            self._first = self._last
-        self._stats = event.stats
-        return self.answer.push(event.token_ids)
-
-    def _end(self, event: Ended) -> str:
+    def _end(self, answer: Answer, event: Ended) -> str:
         if event.outcome == "complete":
-            return self.answer.close()
+            return answer.close()
         if event.outcome == "failed":
             message = "the server failed to answer; its log says why"
             raise ApiError(500, message, kind="server_error", code="engine_error") from event.error
         raise _stopped()
 
     @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        prompt, answer = len(self._job.prompt_ids), self.answer.tokens
-        return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once."""
+        return sum(len(choice.job.prompt_ids) for choice in self.choices[:: self._n])
 
     @property
-    def stats(self) -> SpeculationStats:
-        """How the tokens came about: counts of the cycles so far, each taken whole."""
-        stats = self._stats
-        return SpeculationStats(
-            steps=stats.steps,
-            drafted=stats.drafted,
-            accepted=stats.accepted,
-            accepted_per_step=round(stats.accepted_per_step, 3) if stats.steps else None,
-            tokens_per_step=round(stats.tokens_per_step, 3) if stats.steps else None,
-            seed=self._job.params.seed,
+    def usage(self) -> Usage:
+        """Tokens so far, and how they came about."""
+        prompt, answers = self.prompt_tokens, sum(choice.answer.tokens for choice in self.choices)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=answers,
+            total_tokens=prompt + answers,
+            speculation=self._speculation(),
         )
 
-    def summary(self) -> str:
-        """Counts and times, for the log: no text of the user's."""
-        usage, stats = self.usage, self.stats
-        parts = [f"{usage.prompt_tokens}+{usage.completion_tokens} tokens"]
-        if self._first is not None:
-            parts.append(f"first after {self._first - self._submitted:.2f} s")
-            if self._last > self._first:
-                parts.append(f"{(usage.completion_tokens - 1) / (self._last - self._first):.1f} tok/s")
-        if stats.drafted:
-            parts.append(f"{stats.accepted_per_step:.2f} accepted/step")
-        return ", ".join(parts)
+    def _speculation(self) -> SpeculationStats:
+        each = [choice.stats for choice in self.choices]
+        steps, tokens = sum(s.steps for s in each), sum(s.tokens for s in each)
+        accepted = sum(s.accepted for s in each)
+        positions = max(len(s.accepted_per_depth) for s in each)
+        counts = [
+            sum(s.accepted_per_depth[i] for s in each if i < len(s.accepted_per_depth))
+            for i in range(positions)
+        ]
+        return SpeculationStats(
+            steps=steps,
+            drafted=sum(s.drafted for s in each),
+            accepted=accepted,
+            accepted_per_position=counts,
+            accepted_per_step=round(accepted / steps, 3) if steps else None,
+            tokens_per_step=round(tokens / steps, 3) if steps else None,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Since it came."""
+        return time.monotonic() - self._submitted
 
 
 def _stopped() -> ApiError:

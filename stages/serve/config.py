@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stages.config import ArtifactReaderConfig, ChatTemplateConfig, ModelConfig
+from stages.config import ArtifactReaderConfig, Bytes, ChatTemplateConfig, ModelConfig
 
 
 class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
@@ -17,7 +17,16 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "Drafting": ("head", "tree"),
-        "Server": ("host", "port", "served_model_name", "max_batch", "max_queue"),
+        "Server": (
+            "host",
+            "port",
+            "served_model_name",
+            "max_batch",
+            "max_queue",
+            "max_model_len",
+            "log_format",
+        ),
+        "Access": ("api_key", "max_body", "cors_origin"),
     }
 
     target: str = Field(
@@ -38,6 +47,29 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
     )
     max_queue: int = Field(
         default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Tokens of a prompt and its answer together; the target's whole context by default.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="How the line of each request is written; it never holds user text."
+    )
+    api_key: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="Key that clients must send as a bearer token. Better set EAGLE_API_KEY: a command line "
+        "can be read by others on the machine.",
+    )
+    max_body: Bytes = Field(
+        default=4 * 2**20, ge=1024, description="Size of a request's body; larger ones are answered 413."
+    )
+    cors_origin: tuple[str, ...] = Field(
+        default=(),
+        description="Origin of web pages that may read the answers, such as https://example.com; may be "
+        "given several times, * is any.",
     )
     tree: str = Field(
         default="cost",

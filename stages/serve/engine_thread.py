@@ -106,19 +106,29 @@ class EngineThread:
         """About the time after which a place in a full queue becomes free, by the jobs of late."""
         return self._mean_seconds / self._engine.cache.slots
 
-    def submit(self, job: Job) -> None:
-        """Puts a job at the end of the queue.
+    @property
+    def max_queue(self) -> int:
+        """Jobs that may wait, and so the most that can come together."""
+        return self._max_queue
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def submit(self, *jobs: Job) -> None:
+        """Puts jobs at the end of the queue, all of them or none.
 
         Raises:
-            QueueFullError: `max_queue` jobs wait.
+            QueueFullError: more than `max_queue` jobs would wait.
             EngineStoppedError: `stop` was called.
         """
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
-            if len(self._waiting) >= self._max_queue:
+            if len(self._waiting) + len(jobs) > self._max_queue:
                 raise QueueFullError
-            self._waiting.append(job)
+            self._waiting.extend(jobs)
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
@@ -185,7 +195,9 @@ class EngineThread:
 
     def _deliver(self, emission: Emission) -> None:
         job = self._running[emission.id]
-        job.deliver(NewTokens(emission.tokens, replace(emission.stats)))
+        stats = emission.stats  # which the engine goes on counting in
+        taken = replace(stats, accepted_per_depth=list(stats.accepted_per_depth))
+        job.deliver(NewTokens(emission.tokens, taken))
         if emission.finish_reason is not None:
             self._end(emission.id, Ended("complete"))
 

@@ -4,134 +4,113 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-import traceback
-import uuid
-from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from collections.abc import AsyncIterator
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from stages.serve.api import (
-    AssistantMessage,
-    ChatCompletion,
-    ChatCompletionChunk,
-    Choice,
-    ChunkChoice,
-    Delta,
-    SpeculationStats,
-    Usage,
-)
 from stages.serve.api_error import ApiError
 from stages.serve.completion import Completion
+from stages.serve.metrics import Metrics
+from stages.serve.request_log import RequestLog, RequestRecord
+from stages.serve.wire import Wire
 
 CLIENT_GONE = 499
-ID_SHOWN = 8
 
 
 class Reply:
-    """One answer in OpenAI's wire format, whole or in chunks.
+    """A request's answers in a wire format, whole or in chunks.
 
     Args:
         log: gets one line when the reply is closed.
     """
 
-    def __init__(self, model: str, completion: Completion, log: Callable[[str], None]) -> None:
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
+    def __init__(self, wire: Wire, completion: Completion, log: RequestLog, metrics: Metrics) -> None:
+        self._wire = wire
         self._completion = completion
         self._log = log
-        self._outcome = "cancelled"
+        self._metrics = metrics
+        self._outcome = self._kind = "cancelled"
 
     async def whole(self, request: Request) -> Response:
-        """The answer as one body; when the client leaves before it is complete, the engine is freed."""
-        text = asyncio.ensure_future(self._text())
+        """The answers as one body; when the client leaves before it is complete, the engine is freed."""
+        texts = asyncio.ensure_future(self._texts())
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({text, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not text.done():
+            await asyncio.wait({texts, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not texts.done():
                 return Response(status_code=CLIENT_GONE)
-            return JSONResponse(self._body(text.result()).model_dump())
+            return Response(self._wire.whole(texts.result()).model_dump_json(), media_type="application/json")
         except ApiError as error:
             self._failed(error)
             return JSONResponse(error.body(), error.status, error.headers())
         finally:
-            text.cancel()
+            texts.cancel()
             gone.cancel()
             self.close()
 
-    async def events(self, *, include_usage: bool) -> AsyncIterator[str]:
-        """The answer as server-sent events. An error is an event too, since the status has been sent."""
-        role: Literal["assistant"] | None = "assistant"
+    async def events(self, *, include_usage: bool, every_id: bool) -> AsyncIterator[str]:
+        """The answers as server-sent events. An error is an event too, since the status has been sent.
+
+        Args:
+            every_id: ids are shown, so that those without text have an event too.
+        """
+        begun: set[int] = set()
         try:
             async for piece in self._completion.pieces():
-                yield self._chunk(ChunkChoice(delta=Delta(role=role, content=piece)))
-                role = None
+                choice = piece.choice
+                first = choice.index not in begun
+                ended = choice.answer.finish_reason is not None
+                if piece.text or (every_id and piece.token_ids) or (first and ended):
+                    begun.add(choice.index)
+                    yield _event(self._wire.piece(piece, first).model_dump_json())
+                if ended:
+                    yield _event(self._wire.end(choice).model_dump_json())
             self._complete()
-            if role is not None:
-                yield self._chunk(ChunkChoice(delta=Delta(role=role, content="")))
-            reason = self._completion.answer.finish_reason
-            yield self._chunk(ChunkChoice(delta=Delta(), finish_reason=reason), eagle=self._completion.stats)
             if include_usage:
-                yield self._chunk(usage=self._completion.usage)
+                yield _event(self._wire.usage(self._completion.usage).model_dump_json())
         except ApiError as error:
             self._failed(error)
             yield _event(json.dumps(error.body()))
         yield _event("[DONE]")
 
     def close(self) -> None:
-        """Ends the reply, complete or not: the engine is free of it, and the log has its line."""
+        """Ends the reply, complete or not: the engine is free of it, and log and metrics have it."""
         self._completion.cancel()
-        self._log(f"{self._id[-ID_SHOWN:]} {self._outcome}: {self._completion.summary()}")
+        self._log.ended(RequestRecord.of(self._wire.id, self._outcome, self._completion))
+        self._metrics.ended(self._kind, self._completion.seconds)
 
-    async def _text(self) -> str:
-        text = "".join([piece async for piece in self._completion.pieces()])
+    async def _texts(self) -> list[str]:
+        pieces: list[list[str]] = [[] for _ in self._completion.choices]
+        async for piece in self._completion.pieces():
+            pieces[piece.choice.index].append(piece.text)
         self._complete()
-        return text
+        return ["".join(each) for each in pieces]
 
     def _complete(self) -> None:
-        self._outcome = self._completion.answer.finish_reason or self._outcome
+        self._kind = "complete"
+        reasons = []
+        for choice in self._completion.choices:
+            reason = choice.answer.finish_reason
+            assert reason is not None
+            reasons.append(reason)
+            self._metrics.answered(reason, choice.tpot_s)
+        self._outcome = "+".join(sorted(set(reasons)))
 
     def _failed(self, error: ApiError) -> None:
         self._outcome = error.code or error.kind
+        self._kind = "stopped" if error.status == 503 else "failed"
         if error.__cause__ is not None:
-            self._log("".join(traceback.format_exception(error.__cause__)).rstrip())
-
-    def _body(self, text: str) -> ChatCompletion:
-        reason = self._completion.answer.finish_reason
-        assert reason is not None
-        return ChatCompletion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=[Choice(message=AssistantMessage(content=text), finish_reason=reason)],
-            usage=self._completion.usage,
-            eagle=self._completion.stats,
-        )
-
-    def _chunk(
-        self, *choices: ChunkChoice, usage: Usage | None = None, eagle: SpeculationStats | None = None
-    ) -> str:
-        chunk = ChatCompletionChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=list(choices),
-            usage=usage,
-            eagle=eagle,
-        )
-        return _event(chunk.model_dump_json())
+            self._log.failed(error.__cause__)
 
 
 class EventStream(StreamingResponse):
     """A reply as a stream; closes it when the stream ends, be it by the client leaving before the start."""
 
-    def __init__(self, reply: Reply, *, include_usage: bool) -> None:
+    def __init__(self, reply: Reply, *, include_usage: bool, every_id: bool) -> None:
         super().__init__(
-            reply.events(include_usage=include_usage),
+            reply.events(include_usage=include_usage, every_id=every_id),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )

@@ -7,8 +7,11 @@ import time
 from dataclasses import dataclass, field
 
 from stages.decoding import SamplingParams
-from stages.serve.api import ChatRequest, Model
+from stages.decoding.sampling import TokenMask
+from stages.errors import EagleError
 from stages.serve.api_error import ApiError, shown
+from stages.serve.request import AnswerRequest
+from stages.serve.response import Model
 from stages.targets import Target
 
 SEED_BITS = 53  # what a JSON number holds exactly in every language
@@ -18,7 +21,8 @@ SEED_BITS = 53  # what a JSON number holds exactly in every language
 class ServedModel:
     """The model under the name its clients use, with what it does when a request does not say.
 
-    temperature, top_p, top_k: those of the target's generation config, else OpenAI's (1, 1, off).
+    temperature, top_p, top_k, min_p, repetition_penalty: those of the target's generation config, else
+        OpenAI's (1, 1, off, off, off).
     max_length: tokens that a prompt and its answer may have together.
     """
 
@@ -28,25 +32,38 @@ class ServedModel:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, target: Target, name: str | None = None) -> ServedModel:
-        """The target with the defaults of its generation config."""
+    def of(cls, target: Target, name: str | None = None, max_length: int | None = None) -> ServedModel:
+        """The target with the defaults of its generation config.
+
+        Raises:
+            EagleError: the target has less context than `max_length`.
+        """
+        if max_length is not None and max_length > target.max_length:
+            raise EagleError(
+                f"--max-model-len is {max_length} and {target.name} has {target.max_length} tokens of "
+                "context; give no more than that"
+            )
         config = target.model.generation_config
         return cls(
             name=name or target.name,
             target=target,
-            max_length=target.max_length,
+            max_length=max_length or target.max_length,
             temperature=1.0 if config.temperature is None else config.temperature,
             top_p=config.top_p or 1.0,
             top_k=config.top_k or 0,
+            min_p=getattr(config, "min_p", None) or 0.0,
+            repetition_penalty=config.repetition_penalty or 1.0,
         )
 
     def unsupported_defaults(self) -> list[str]:
         """Settings of the target's generation config that change its answers elsewhere and not here."""
         config = self.target.model.generation_config
-        neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": 0.0, "typical_p": 1.0}
+        neutral = {"no_repeat_ngram_size": 0, "typical_p": 1.0}
         values = {name: getattr(config, name, None) for name in neutral}
         return [f"{name}={value}" for name, value in values.items() if value not in (None, neutral[name])]
 
@@ -60,11 +77,40 @@ class ServedModel:
             message = f"the model {shown(name)} does not exist; this server has {shown(self.name)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def sampling(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, with what the tokenizer puts at a text's start."""
+        return self.target.tokenizer(text, verbose=False)["input_ids"]
+
+    def require_ids(self, prompt_ids: list[int]) -> None:
+        """Raises ApiError (400) for a prompt of token ids that the target lacks."""
+        size = self.target.vocab_size
+        if max(prompt_ids) >= size:
+            message = f"prompt has the token id {max(prompt_ids)}; this model's end at {size - 1}"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+
+    def seed(self, request: AnswerRequest) -> int:
+        """The request's own, or a random one."""
+        return secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+
+    def sampling(
+        self,
+        request: AnswerRequest,
+        prompt_tokens: int,
+        *,
+        param: str = "messages",
+        seed: int = 0,
+        sample: int = 0,
+        token_mask: TokenMask | None = None,
+    ) -> SamplingParams:
         """How to answer a request.
 
+        Args:
+            param: where the prompt comes from, for errors.
+            seed, sample: of this answer.
+
         Raises:
-            ApiError: prompt and answer do not fit into the context.
+            ApiError: prompt and answer do not fit into the context, or a bias is for an id that the target
+                lacks.
         """
         room = self.max_length - prompt_tokens
         limit = room if request.token_limit is None else request.token_limit
@@ -72,15 +118,30 @@ class ServedModel:
             wanted = f" and {limit} for the answer" if limit > room >= 1 else ""
             message = (
                 f"the context is {self.max_length} tokens, and this request takes {prompt_tokens} for the "
-                f"messages{wanted}; make it shorter"
+                f"{param}{wanted}; make it shorter"
             )
-            raise ApiError(400, message, param="messages", code="context_length_exceeded")
-        top_k = self.top_k if request.top_k is None else max(request.top_k, 0)
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        if bias and max(bias) >= self.target.vocab_size:
+            message = f"logit_bias names token {max(bias)}; this model's end at {self.target.vocab_size - 1}"
+            raise ApiError(400, message, param="logit_bias", code="invalid_value")
         return SamplingParams(
             max_new_tokens=limit,
-            temperature=self.temperature if request.temperature is None else request.temperature,
-            top_p=self.top_p if request.top_p is None else request.top_p,
-            top_k=top_k,
-            seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
+            temperature=_first(request.temperature, self.temperature),
+            top_p=_first(request.top_p, self.top_p),
+            top_k=self.top_k if request.top_k is None else max(request.top_k, 0),
+            min_p=_first(request.min_p, self.min_p),
+            repetition_penalty=_first(request.repetition_penalty, self.repetition_penalty),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            logit_bias=bias,
+            token_mask=token_mask,
+            seed=seed,
+            sample=sample,
+            stop_token_ids=frozenset(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
         )
+
+
+def _first(asked: float | None, default: float) -> float:
+    return default if asked is None else asked

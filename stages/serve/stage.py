@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import time
 from contextlib import closing
 
@@ -9,13 +11,14 @@ from pydantic import BaseModel
 
 from stages.decoding import EagleModel, SamplingParams
 from stages.progress import Reporter
-from stages.serve.app import create_app
+from stages.serve.app import Access, create_app
 from stages.serve.config import ServeConfig
 from stages.serve.engine_thread import EngineThread
 from stages.serve.served_model import ServedModel
 from stages.serve.server import GRACE_S, Server, bind, url
 
 WARM_UP_TOKENS = 4
+API_KEY = "EAGLE_API_KEY"
 
 
 class ServeResult(BaseModel):
@@ -36,8 +39,13 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
 
     Raises:
         EagleError: the address is taken, target or head cannot be loaded or do not fit each other, or the
-            target has no chat template.
+            target has no chat template or less context than asked for.
     """
+    access = Access(
+        api_key=config.api_key or os.environ.get(API_KEY) or None,
+        max_body=config.max_body,
+        cors_origins=config.cors_origin,
+    )
     with closing(bind(config.host, config.port)) as listener:
         report.log(
             f"loading {config.target}" + (f" with {config.head}" if config.head else ", without a draft head")
@@ -52,7 +60,7 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
             verify=config.verify,
             max_batch=config.max_batch,
         )
-        served = ServedModel.of(model.target, config.served_model_name)
+        served = ServedModel.of(model.target, config.served_model_name, config.max_model_len)
         if ignored := served.unsupported_defaults():
             report.log(f"not supported, so left out: {', '.join(ignored)} of the target's generation config")
         prompt_ids = model.target.render([{"role": "user", "content": "Hello"}])
@@ -61,18 +69,25 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult:
 
         engine = EngineThread(model.engine, config.max_queue)
         server = Server(
-            create_app(served, engine, report.log),
+            create_app(served, engine, report.log, access=access, log_format=config.log_format),
             listener,
             engine,
             ready=lambda: report.log(f"serving {served.name} at {url(listener)}/v1 (Ctrl-C stops)"),
             stopping=lambda: report.log(_farewell(engine)),
         )
+        if access.api_key is None and not is_loopback(listener.getsockname()[0]):
+            report.log(f"anyone who reaches {config.host} may ask; set {API_KEY} to keep strangers out")
         base_url, start = url(listener), time.monotonic()
         engine.start()
         server.run()
     return ServeResult(
         model=served.name, url=base_url, requests=engine.requests, uptime_s=round(time.monotonic() - start, 3)
     )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address of a socket is reached from this machine alone."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _farewell(engine: EngineThread) -> str:

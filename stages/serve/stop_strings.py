@@ -12,24 +12,25 @@ class StopStrings:
     does not depend on how the text was cut into pieces.
 
     Attributes:
-        found: whether a stop string has been seen.
+        found: the stop string that has been seen, None while none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, piece: str) -> str:
         """Takes the next piece of text; returns what may be shown now."""
-        if self.found:
+        if self.found is not None:
             return ""
         text = self._held + piece
-        # (end, start) of the first place of each
-        places = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        # (end, start, string) of the first place of each
+        places = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)[1]]
+            _, start, self.found = min(places)
+            self._held = ""
+            return text[:start]
         certain = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[certain:]
         return text[:certain]

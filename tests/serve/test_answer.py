@@ -38,6 +38,7 @@ def test_the_token_that_completes_a_stop_string_is_the_last_that_counts(target: 
     ids = [target.tokenizer.encode(letter)[0] for letter in "xyzw"]
     text, answer = written(target, [ids], 100, ["yz"])
     assert (text, answer.tokens, answer.finish_reason) == ("x", 3, "stop")
+    assert (answer.token_ids, answer.stop_reason) == (ids[:3], "yz")
 
 
 def test_an_answer_cut_by_its_limit_keeps_its_unfinished_character_and_held_text(target: Target) -> None:

@@ -22,9 +22,11 @@ from stages.errors import EagleError
 from stages.progress import Reporter
 from stages.serve.config import ServeConfig
 from stages.serve.server import bind, url
-from stages.serve.stage import run
+from stages.serve.stage import is_loopback, run
 from tests.serve.running_server import soon
 from tests.tiny import make_tiny_target
+
+KEY = "sk-of-the-environment"
 
 
 class ServeProcess:
@@ -32,7 +34,7 @@ class ServeProcess:
 
     def __init__(self, target: Path, *flags: str) -> None:
         command = [sys.executable, "-m", "eagle_cli", "serve", "--target", str(target), "--port", "0", *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "EAGLE_API_KEY": KEY}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -78,7 +80,8 @@ def ask(base_url: str, max_tokens: int) -> httpx.Response:
         "ignore_eos": True,
         "stream": True,
     }
-    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return httpx.post(f"{base_url}/v1/chat/completions", json=body, headers=headers, timeout=60)
 
 
 def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Path, head_folder: str) -> None:
@@ -99,12 +102,17 @@ def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Pat
 
 
 def test_sigterm_exits_with_0_and_a_second_signal_does_not_wait_for_the_answer(tiny_folder: Path) -> None:
-    with serve_process(tiny_folder) as serving, ThreadPoolExecutor(1) as clients:
+    flags = ["--host", "0.0.0.0", "--max-model-len", "500", "--log-format", "json"]
+    with serve_process(tiny_folder, *flags) as serving, ThreadPoolExecutor(1) as clients:
         answer = clients.submit(ask, serving.url, 480)
         assert soon(lambda: httpx.get(f"{serving.url}/health").json()["running"] == 1)
         assert serving.name == str(tiny_folder)
+        assert httpx.get(f"{serving.url}/v1/models").status_code == 401
+        card = httpx.get(f"{serving.url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}).json()
+        assert card["data"][0]["max_model_len"] == 500
         assert serving.stop(signal.SIGTERM, signal.SIGINT) == 0
         assert "server_stopping" in answer.result().text
+        assert any('"outcome": "server_stopping"' in line for line in serving.log)
         assert "Traceback" not in "\n".join(serving.log)
 
 
@@ -143,3 +151,11 @@ def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, start: 
         pytest.skip("this machine has no IPv6")
     with bind(host, 0) as listener:
         assert url(listener).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.2.3", False), ("fe80::1%eth0", False)],
+)
+def test_only_addresses_of_this_machine_alone_need_no_key(address: str, loopback: bool) -> None:
+    assert is_loopback(address) == loopback

@@ -25,13 +25,21 @@ def make_config(features: str, output: Path, **settings: object) -> TrainConfig:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files, each counted once though it may be renamed meanwhile."""
+    """Bytes of the files, when two looks in a row find the same: others remove and add files meanwhile."""
+    before, now = {}, files_of(folder)
+    while before != now:
+        before, now = now, files_of(folder)
+    return sum(now.values())
+
+
+def files_of(folder: Path) -> dict[int, int]:
+    """Bytes by inode, each counted once though it may be renamed meanwhile."""
     sizes = {}
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
             status = path.stat()
             sizes[status.st_ino] = status.st_size if path.is_file() else 0
-    return sum(sizes.values())
+    return sizes
 
 
 def test_the_head_is_that_of_local_features_and_the_cache_stays_within_its_bound(

@@ -1,0 +1,203 @@
+"""What a sweep came to: one record for each contestant at each concurrency, total over total.
+
+Fields have the names that `vllm bench serve` gives them, and mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import numpy as np
+from pydantic import Field
+
+from stages.bench.contestant import PLAIN
+from stages.bench.record import Record, Sample, Turn
+from stages.bench.workload import Job
+
+STATISTICS = ("mean", "median", "p90", "p99")
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+class Level(Record):
+    """One contestant at one concurrency. Latencies in milliseconds, over requests; those of ITL over the
+    gaps between arrivals, each of one or more tokens. TPOT leaves the first token out."""
+
+    contestant: str = Field(description="plain, a drafter, or the name of an endpoint.")
+    endpoint: bool = Field(description="Whether it is a server; else an engine in the measuring process.")
+    concurrency: int = Field(description="Requests under way at all times, while there are more.")
+    completed: int = Field(description="Answers.")
+    duration: float = Field(description="Seconds, all its turns together.")
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float = Field(description="Answers a second.")
+    output_throughput: float = Field(description="Output tokens a second.")
+    total_token_throughput: float = Field(description="Prompt and output tokens a second.")
+    mean_ttft_ms: float = Field(description="Time to the first token.")
+    median_ttft_ms: float
+    p90_ttft_ms: float
+    p99_ttft_ms: float
+    mean_tpot_ms: float | None = Field(
+        description="Time per output token after the first; null where no answer has two."
+    )
+    median_tpot_ms: float | None
+    p90_tpot_ms: float | None
+    p99_tpot_ms: float | None
+    mean_itl_ms: float | None = Field(description="Time from one arrival of tokens to the next.")
+    median_itl_ms: float | None
+    p90_itl_ms: float | None
+    p99_itl_ms: float | None
+    mean_e2el_ms: float = Field(description="Time to the last token.")
+    median_e2el_ms: float
+    p90_e2el_ms: float
+    p99_e2el_ms: float
+    speedup: float | None = Field(
+        description="output_throughput over that of the baseline at the same concurrency."
+    )
+    speedup_by_set: dict[str, float] = Field(
+        description="By prompt set: tokens per second of waiting (total output tokens over the sum of "
+        "end-to-end times) over that of the baseline."
+    )
+    steps: int | None = Field(description="Verify steps of all answers; null where a server does not tell.")
+    drafted_per_step: float | None = Field(description="Drafted tokens a step.")
+    accepted_per_step: float | None = Field(description="Those of them that entered the answer.")
+    tokens_per_step: float | None = Field(description="With the target's own token; 1 for plain decoding.")
+    accepted_per_depth: list[float] = Field(
+        description="Share of the steps that accepted a draft at level 1, 2, ...; empty where not told."
+    )
+    prefill_s: float | None = Field(description="Of duration: reading prompts. Null for an endpoint.")
+    draft_s: float | None = Field(description="Of duration: drafting, and feeding the drafter.")
+    verify_s: float | None = Field(description="Of duration: the target's forwards and choosing tokens.")
+    other_s: float | None = Field(description="The rest of duration.")
+    compared: int = Field(description="Answers that were compared with plain decoding's, one at a time.")
+    identical: int = Field(description="Those with the same token ids; of an endpoint, with the same text.")
+
+
+class Sweep(Record):
+    """All levels of a run."""
+
+    requests: int = Field(description="Requests that each contestant answers at each concurrency.")
+    repeat: int = Field(description="How often each of them.")
+    baseline: str = Field(description="The contestant whose speed is 1.")
+    levels: list[Level]
+
+    @property
+    def contestants(self) -> list[str]:
+        """In the order they were named."""
+        return list(dict.fromkeys(level.contestant for level in self.levels))
+
+    def of(self, contestant: str) -> list[Level]:
+        return [level for level in self.levels if level.contestant == contestant]
+
+
+def make_sweep(
+    turns: Sequence[Turn], jobs: Sequence[Job], names: Sequence[str], endpoints: Sequence[str], repeat: int
+) -> Sweep:
+    """Adds up the turns; the baseline is plain decoding, or else the first contestant."""
+    baseline = PLAIN if PLAIN in names else names[0]
+    levels = []
+    for concurrency in sorted({turn.concurrency for turn in turns}):
+        own = {
+            name: [t for t in turns if (t.contestant, t.concurrency) == (name, concurrency)] for name in names
+        }
+        for name in names:
+            levels.append(_level(name, own[name], own[baseline], jobs, name in endpoints))
+    return Sweep(requests=len(jobs), repeat=repeat, baseline=baseline, levels=levels)
+
+
+def _level(
+    name: str, turns: Sequence[Turn], base: Sequence[Turn], jobs: Sequence[Job], endpoint: bool
+) -> Level:
+    samples = _samples(turns)
+    duration = sum(turn.duration_s for turn in turns)
+    output, read = sum(s.output_tokens for s in samples), sum(s.prompt_tokens for s in samples)
+    steps = sum(s.steps for s in samples)
+    told = not endpoint or steps > 0
+    depths = zip_longest(*(s.accepted_per_depth for s in samples), fillvalue=0)
+    parts = {} if endpoint else {key: _sum(turns, key) for key in ("prefill_s", "draft_s", "verify_s")}
+    compared = [s for s in samples if jobs[s.request].plain is not None]
+    accepted = sum(s.accepted for s in samples)
+    rates, base_rates = _by_set(samples, jobs), _by_set(_samples(base), jobs)
+    return Level(
+        contestant=name,
+        endpoint=endpoint,
+        concurrency=turns[0].concurrency,
+        completed=len(samples),
+        duration=duration,
+        total_input_tokens=read,
+        total_output_tokens=output,
+        request_throughput=len(samples) / duration,
+        output_throughput=output / duration,
+        total_token_throughput=(read + output) / duration,
+        **latencies(samples),  # type: ignore[arg-type]
+        speedup=(output / duration) / _throughput(base) if base else None,
+        speedup_by_set={key: rates[key] / base_rates[key] for key in rates},
+        steps=steps if told else None,
+        drafted_per_step=_ratio(sum(s.drafted for s in samples), steps) if told else None,
+        accepted_per_step=_ratio(accepted, steps) if told else None,
+        tokens_per_step=_ratio(output - len(samples), steps) if told else None,
+        accepted_per_depth=[_ratio(sum(depth), steps) for depth in depths],
+        prefill_s=parts.get("prefill_s"),
+        draft_s=parts.get("draft_s"),
+        verify_s=parts.get("verify_s"),
+        other_s=None if endpoint else max(0.0, duration - sum(parts.values())),
+        compared=len(compared),
+        identical=sum(same_as_plain(s, jobs[s.request]) for s in compared),
+    )
+
+
+def same_as_plain(sample: Sample, job: Job) -> bool:
+    """Whether an answer is plain decoding's: by ids where there are any, else by text."""
+    if job.plain is None:
+        return False
+    if sample.token_ids:
+        return sample.token_ids == job.plain.plain.token_ids
+    return sample.text == job.plain_text
+
+
+def latencies(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """`mean_ttft_ms` and so on, for each of LATENCIES and STATISTICS."""
+    seconds = {
+        "ttft": [s.ttft_s for s in samples],
+        "tpot": [(s.e2el_s - s.ttft_s) / (s.output_tokens - 1) for s in samples if s.output_tokens > 1],
+        "itl": [gap for s in samples for gap in s.itl_s],
+        "e2el": [s.e2el_s for s in samples],
+    }
+    return {
+        f"{statistic}_{name}_ms": _statistic(statistic, values) if values else None
+        for name, values in seconds.items()
+        for statistic in STATISTICS
+    }
+
+
+def _statistic(name: str, seconds: Sequence[float]) -> float:
+    milliseconds = 1000 * np.array(seconds)
+    if name == "mean":
+        return float(milliseconds.mean())
+    return float(np.percentile(milliseconds, {"median": 50, "p90": 90, "p99": 99}[name]))
+
+
+def _samples(turns: Sequence[Turn]) -> list[Sample]:
+    return [sample for turn in turns for sample in turn.samples]
+
+
+def _throughput(turns: Sequence[Turn]) -> float:
+    return sum(s.output_tokens for s in _samples(turns)) / sum(turn.duration_s for turn in turns)
+
+
+def _by_set(samples: Sequence[Sample], jobs: Sequence[Job]) -> dict[str, float]:
+    """Output tokens a second of waiting."""
+    totals: dict[str, list[float]] = {}
+    for sample in samples:
+        total = totals.setdefault(jobs[sample.request].set, [0.0, 0.0])
+        total[0] += sample.output_tokens
+        total[1] += sample.e2el_s
+    return {name: tokens / seconds for name, (tokens, seconds) in totals.items()}
+
+
+def _sum(turns: Sequence[Turn], name: str) -> float:
+    return float(sum(getattr(turn, name) for turn in turns))
+
+
+def _ratio(count: float, steps: int) -> float:
+    return count / steps if steps else 0.0
