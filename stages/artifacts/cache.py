@@ -303,7 +303,8 @@ def _fetch(folder: Folder, entry: Shard, kind: Kind, path: Path, compare: bool) 
         try:
             _reserve(descriptor, entry)
             twice(lambda: _download(folder, entry, kind, descriptor, compare))
-            os.replace(part, path)
+            with _accounts():  # who counts the copies in this moment might find neither name
+                os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise

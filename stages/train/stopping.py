@@ -24,7 +24,8 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as Ctrl-C is in the background of a script
+                # A script's background jobs ignore Ctrl-C.
+                if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
