@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -129,7 +129,7 @@ def test_losses_say_how_far_the_distributions_are_apart(pair: list[list[float]])
     assert min(values["kl"], 1 - overlap) - 1e-3 <= values["lk"] <= max(values["kl"], 1 - overlap) + 1e-3
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 @given(logits, st.sampled_from(LOSSES))
 def test_the_gradient_is_that_of_the_formula(pair: list[list[float]], kind: LossKind):
     z, target = torch.tensor(pair, dtype=torch.float64)

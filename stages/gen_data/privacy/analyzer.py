@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -40,13 +41,43 @@ _CONTEXT_WORDS = 8
 _WORD = regex.compile(r"\w+|[^\w\s]")
 
 
+class _Timeouts(logging.Filter):
+    """Stands before presidio's log and lets nothing through, as messages may quote what was found.
+
+    presidio leaves out an expression that times out, and says so in its log only: this notes it, for the
+    thread it happened in. The time alone does not tell: that of expressions is taken by the processor's
+    clock, which goes faster than the wall's where other threads of the process work.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.local()
+
+    @property
+    def seen(self) -> bool:
+        """Whether an expression has timed out in this thread since ``forget``."""
+        return getattr(self._thread, "seen", False)
+
+    def forget(self) -> None:
+        self._thread.seen = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], TimeoutError):
+            self._thread.seen = True
+        return False
+
+
+_timeouts = _Timeouts()
+
+
 class PresidioDetector:
     """Searches texts one by one. Texts that none of our recognizers has a use for never reach presidio."""
 
     def __init__(self, search: Search) -> None:
         """Raises EagleError: an entity is unknown, or the model for names is not installed."""
-        # Its messages may quote what it found; some of its recognizers do.
-        logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL + 1)
+        logger = logging.getLogger("presidio-analyzer")
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_timeouts)
         self._search = search
         self._recognizers = make_recognizers(search)
         self.forms = [each for each in self._recognizers if isinstance(each, Form)]
@@ -63,6 +94,7 @@ class PresidioDetector:
 
     def _scan(self, text: str) -> Scan:
         start = time.monotonic()
+        _timeouts.forget()
         try:
             if len(text) > self._search.rules.max_chars:
                 return Unscannable(TOO_LONG)
@@ -74,8 +106,7 @@ class PresidioDetector:
             return Unscannable(TIMEOUT)
         except Exception as error:  # whatever went wrong, text that was not searched must not pass
             return Unscannable(ERROR, type(error).__name__)
-        if time.monotonic() - start >= self._limit:
-            # presidio leaves out an expression that times out, and says so in a log only.
+        if _timeouts.seen or time.monotonic() - start >= self._limit:
             return Unscannable(TIMEOUT)
         return found
 
