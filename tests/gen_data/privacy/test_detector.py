@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -64,7 +65,8 @@ def test_an_expression_of_a_rule_that_takes_for_ever_lets_nothing_pass(tmp_path,
     detector = make_detector(search(content, tmp_path))
     # By the processor's clock, which a second busy thread makes go twice as fast as the wall's.
     done = threading.Event()
-    busy = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
+    blob = bytes(1 << 22)  # hashed without the interpreter's lock
+    busy = threading.Thread(target=lambda: [hashlib.sha256(blob) for _ in iter(done.is_set, True)])
     busy.start()
     try:
         assert detector.scan(["x" * 400 + "!", "!"]) == [Unscannable(TIMEOUT), []]
