@@ -13,6 +13,7 @@ x_{i+2}. A pass of the head, in training and in decoding alike:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention of a layer: its number, queries [..., Hq, D], keys and values [..., Hkv, D] to [..., Hq, D]."""
 
 
-class DecoderHead(nn.Module):
+class DecoderHead(nn.Module, ABC):
     """A head that drafts token by token."""
 
     config: DecoderHeadConfig
@@ -39,26 +40,26 @@ class DecoderHead(nn.Module):
         self.embed_tokens.weight.requires_grad_(False)
 
     @property
+    @abstractmethod
     def layers_in_order(self) -> Sequence[DraftLayer]:
         """The decoder layers, first to last."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def draft_ids(self) -> Tensor:
         """Target ids of the draft vocabulary, int64 [Vd], ascending."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fuse(self, state: Tensor) -> Tensor:
         """What the target gives (see ``config.state``) to features [..., h]; never for drafted states."""
-        raise NotImplementedError
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's frozen embedding of *target* ids: [...] to [..., h]."""
         return self.embed_tokens(token_ids)
 
+    @abstractmethod
     def enter(self, embeds: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Attention input [..., h or 2h] and residual [..., h] of the first layer."""
-        raise NotImplementedError
 
     def feedback(self, hidden: Tensor) -> Tensor:
         """What the next draft step takes as its feature, from the last layer's output [..., h]."""

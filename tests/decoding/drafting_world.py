@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stages.decoding.cost import Costs, Planner
 from stages.decoding.drafters.calibration import Calibration
-from stages.decoding.tree import TreeGrowth, frontiers, trees
+from stages.decoding.growth import TreeGrowth, frontiers, trees
 
 WIDTH = 4
 CPU_VERIFY = {

@@ -38,7 +38,7 @@ class OracleDrafter:
         self.done += len(tokens[0])
 
     def move(self, source: int, destination: int) -> None:
-        raise NotImplementedError
+        """It follows one sequence, wherever that is."""
 
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         return [self.tree(plans[0].depth)]

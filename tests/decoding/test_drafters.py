@@ -28,7 +28,8 @@ from stages.decoding.drafters import (
 from stages.decoding.drafters.calibration import Calibration
 from stages.decoding.drafters.rows import DraftRows, Run
 from stages.decoding.drafters.strength import NoiseStrength, Pool, with_noise
-from stages.decoding.tree import DraftTree, Outcome, TreePlan
+from stages.decoding.growth import Outcome
+from stages.decoding.tree import DraftTree, TreePlan
 from stages.errors import EagleError
 from stages.heads import DraftHead, HeadOptions, make_head
 from stages.targets import SlotCache, Target, load_target

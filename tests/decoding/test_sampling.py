@@ -20,7 +20,7 @@ from transformers import (
 
 from kernels import accept_tree, gumbel_noise
 from stages.decoding.sampling import SamplingParams, TokenHistory, filter_logits, process_logits
-from stages.decoding.tree import DraftTree, tree_tensors
+from stages.decoding.tree import DraftTree
 from stages.errors import EagleError
 
 
@@ -246,7 +246,8 @@ def drawn_pairs(params: SamplingParams, prompt: list[int], tree: DraftTree, seed
         [drawn(row, root + depth, params, seeds) for row, depth in zip(logits, tree.depths, strict=True)], 1
     )
     few = seeds[:200]
-    tokens, parents, positions, _ = (x.expand(len(few), -1) for x in tree_tensors(tree, root, logits.device))
+    rows = (tree.tokens, tree.parents, [root + depth for depth in tree.depths])
+    tokens, parents, positions = (torch.tensor([row]).expand(len(few), -1) for row in rows)
     heat, zero = torch.full((len(few),), params.temperature), torch.zeros_like(few)
     rows = logits.expand(len(few), -1, -1)
     accepted = accept_tree(rows, tokens, parents, positions, heat, few, zero)

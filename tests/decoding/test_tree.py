@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.decoding.tree import (
-    DraftTree,
-    Prices,
-    TreeConfig,
-    TreeGrowth,
-    TreePlan,
-    frontiers,
-    grow,
-    trees,
-)
+from stages.decoding.growth import TreeGrowth, frontiers, grow, trees
+from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
 from stages.errors import EagleError
 
 Scores = Callable[[], list[float]]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stages.decoding.tree import Outcome
+from stages.decoding.growth import Outcome
 
 MAX_DEPTH = 6
 """Levels below share one estimate."""

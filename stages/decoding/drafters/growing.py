@@ -12,6 +12,7 @@ all sequences. A cycle is then
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +23,9 @@ from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
 from stages.decoding.drafters.ranking import Node, Ranking
 from stages.decoding.drafters.rows import DraftRows, Run
+from stages.decoding.growth import TreeGrowth, frontiers, trees
 from stages.decoding.sampling import SamplingParams
-from stages.decoding.tree import DraftTree, TreeGrowth, TreePlan, bit, frontiers, trees
+from stages.decoding.tree import DraftTree, TreePlan, bit
 from stages.targets import SlotCache
 
 MOST_WAITING = 512
@@ -73,7 +75,7 @@ class _Drafting:
         return tuple(self.words[candidate] for candidate in candidates)
 
 
-class GrowingDrafter:
+class GrowingDrafter(ABC):
     """Grows trees level by level; subclasses run their model in ``_run`` and score its states in ``_logits``.
 
     calibrations: of the probabilities, used by trees with prices.
@@ -206,19 +208,19 @@ class GrowingDrafter:
             width = draft.growth.plan.width
             draft.growth.add_children(candidate, tokens[:width], scores[:width])
 
+    @abstractmethod
     def _take_in(
         self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
     ) -> Tensor:
         """Run verified tokens [M]; states [M, w] are the target's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
         """Run drafted tokens [M] below nodes with the states parents [M, h]: their own states [M, h]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
         """Scores over the draft vocabulary [R, Vd]."""
-        raise NotImplementedError
 
 
 def _known(state: Tensor | None) -> Tensor:

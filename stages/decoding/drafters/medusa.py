@@ -11,8 +11,9 @@ from torch import Tensor
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
 from stages.decoding.drafters.ranking import Node, Ranking
+from stages.decoding.growth import TreeGrowth, grow, trees
 from stages.decoding.sampling import SamplingParams
-from stages.decoding.tree import DraftTree, TreeGrowth, TreePlan, grow, trees
+from stages.decoding.tree import DraftTree, TreePlan
 from stages.heads import MedusaHead
 
 

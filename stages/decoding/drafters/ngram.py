@@ -9,8 +9,9 @@ from torch import Tensor
 
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
+from stages.decoding.growth import TreeGrowth, grow, log, trees
 from stages.decoding.sampling import SamplingParams
-from stages.decoding.tree import DraftTree, TreeGrowth, TreePlan, grow, log, trees
+from stages.decoding.tree import DraftTree, TreePlan
 from stages.errors import EagleError
 
 MOST_MATCHES = 16

@@ -12,8 +12,8 @@ from torch import Tensor
 from kernels import gumbel_noise
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.strength import POOL, NoiseStrength, Pool, with_noise
+from stages.decoding.growth import TreeGrowth
 from stages.decoding.sampling import SamplingParams, signed
-from stages.decoding.tree import TreeGrowth
 
 
 @dataclass
