@@ -9,7 +9,7 @@ of B sequences that accepts a drafted tokens and takes t seconds more than a pla
 
 Two decisions follow from it. *Within a cycle* the price of verifying k nodes and of a drafter's pass over m
 nodes (`Prices`) meets the calibrated chances of the candidates: levels are added and nodes kept as long as
-they gain (`stages.decoding.growth`), so a sure head goes deep and an unsure one stops at once. *Between cycles*
+they gain (`stages.decoding.growth`): a sure head goes deep, an unsure one stops at once. *Between cycles*
 there is a `Habit`, of each sequence where it runs alone and else of the batch, which shares most of the cost:
 while drafting has gained lately it goes on; when it has not, decoding is plain and drafting tried again
 later, the waits doubling as trials fail.
