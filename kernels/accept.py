@@ -57,7 +57,7 @@ def first_argmax(values: Tensor) -> Tensor:
     The same as `values.argmax(-1)`, several times faster on a CPU: a maximum without its index is vectorised,
     so tiles are reduced first, and the index is sought in one tile only.
     """
-    if values.device.type == "cpu" and values.dtype in DTYPES and ops_loaded():
+    if _has_ops(values):
         return torch.ops.eagle_cpu.argmax(values)
     size = values.shape[-1]
     tiles = size // _TILE
@@ -74,9 +74,15 @@ def first_argmax(values: Tensor) -> Tensor:
     return first
 
 
+def _has_ops(values: Tensor) -> bool:
+    return values.device.type == "cpu" and values.dtype in DTYPES and ops_loaded()
+
+
 def _draw(logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, sample: Tensor) -> Tensor:
     """The target's token at every node: int64 [B, N]."""
     batch, nodes, _ = logits.shape
+    if _has_ops(logits):
+        return _draw_by_op(logits, positions, temperature, seed, sample)
     hot = [b for b, t in enumerate(temperature.tolist()) if t > 0]
     if not hot:
         return first_argmax(logits)
@@ -93,6 +99,22 @@ def _draw(logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, 
     drawn = first_argmax(logits)
     drawn[sampled] = tokens
     return drawn
+
+
+def _draw_by_op(
+    logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, sample: Tensor
+) -> Tensor:
+    """The same by the CPU op, token for token: rows that it leaves to rounding are drawn here."""
+    nodes = logits.shape[1]
+    rows = logits.flatten(0, 1)
+    heat, seeds, samples = (t.repeat_interleave(nodes) for t in (temperature, seed, sample))
+    following = positions.flatten() + 1
+    drawn = torch.ops.eagle_cpu.draw(rows, heat, seeds, samples, following)
+    for row in (drawn < 0).nonzero().flatten().tolist():
+        one = slice(row, row + 1)
+        scaled = rows[one].float() / heat[one, None]
+        drawn[one] = _sample(scaled, seeds[one], samples[one], following[one])
+    return drawn.view(-1, nodes)
 
 
 def _sample(scaled: Tensor, seed: Tensor, sample: Tensor, position: Tensor) -> Tensor:

@@ -65,15 +65,9 @@ def tree_mask(lengths: Tensor, ancestors: Tensor, size: int, sliding_window: int
 
 
 def _rows(cache: Tensor, slots: Tensor | slice, size: int) -> Tensor:
-    """The first `size` rows of the given slots: a view where the slots are one run, a copy otherwise."""
+    """The first `size` rows of the given slots: a view of a slice, else a copy."""
     cache = cache[:, :, :size]
-    if isinstance(slots, slice):
-        return cache[slots]
-    if not torch.compiler.is_compiling():
-        first, count = int(slots[0]), slots.numel()
-        if count == 1 or slots.tolist() == list(range(first, first + count)):
-            return cache[first : first + count]
-    return cache.index_select(0, slots)
+    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
 
 
 def tree_attention(

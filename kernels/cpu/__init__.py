@@ -6,7 +6,15 @@
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
     argmax([..., V]) -> int64 [...], the first of equal ones
+    draw(logits [M, V], temperature fp32 [M], seed, sample and position int64 [M]) -> int64 [M]: the target's
+           own tokens, see kernels/accept.py; -1 where two are so near that fp32 rounding decides
+    rank(logits [R, Vd], ids int64 [Vd], temperature, strength, seed, sample, position (lists of R), pool,
+         width) -> the best children of R nodes, see stages/decoding/drafters/ranking.py
+    likelihoods(log_probs fp32 [P], noise fp32 [P], token, strengths, factors) -> float64 [S, A]: see
+           stages/decoding/drafters/strength.py
     norm(x [..., h], weight [h], eps, kind) -> [..., h], root-mean-square norm; kinds as in CpuLayers
+    normed_pairs(table [V, h], tokens int64 [M], features [M, h], left [h], right [h], eps, kind) -> [M, 2h]:
+           rows of the table and features, each normed, side by side
     layers(x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see stages/targets/cpu_layers.py
 
 All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.
@@ -16,7 +24,8 @@ prefix it sees, and its ancestor word (bit j: it sees row prefix + j too). ``cac
 values begin (addresses) and the strides of layers, slots and heads in elements.
 
 Cost of ``linear``, M rows: 2 N K bytes of weights read once, M N K multiply-adds; reading is the floor up to
-some 12 rows on two cores with AVX512-BF16.
+some 12 rows on two cores with AVX512-BF16. ``draw`` reads the logits once and calls Philox for a fourth of
+the tokens that are within the noise's reach; logarithms are taken of a few dozen.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 SOURCE = Path(__file__).parent / "ops.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fPIC", "-shared")
@@ -59,7 +58,6 @@ def _load() -> str | None:
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         return next((line.strip() for line in detail.splitlines() if "error" in line), detail.strip())[:300]
-    _register_shapes()
     return None
 
 
@@ -69,7 +67,8 @@ def _key(compiler: str) -> str:
         (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), ""
     )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (SOURCE.read_text(), *FLAGS, torch.__version__, cpu, version)
+    sources = (path.read_text() for path in sorted((*SOURCE.parent.glob("*.h"), SOURCE)))
+    parts = (*sources, *FLAGS, torch.__version__, cpu, version)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -99,37 +98,3 @@ def _compile(compiler: str, library: Path) -> None:
             timeout=COMPILE_S,
         )
         built.replace(library)
-
-
-def _register_shapes() -> None:
-    """What torch.compile must know of the ops: the shapes and dtypes of their results."""
-
-    @torch.library.register_fake("eagle_cpu::linear")
-    def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-        return x.new_empty((*x.shape[:-1], outputs))
-
-    @torch.library.register_fake("eagle_cpu::pack")
-    def _pack(weight: Tensor) -> Tensor:
-        return weight.new_empty(-(-weight.shape[0] // 64) * 64 * weight.shape[1])
-
-    @torch.library.register_fake("eagle_cpu::norm")
-    def _norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
-        return torch.empty_like(x)
-
-    @torch.library.register_fake("eagle_cpu::argmax")
-    def _argmax(values: Tensor) -> Tensor:
-        return values.new_empty(values.shape[:-1], dtype=torch.int64)
-
-    @torch.library.register_fake("eagle_cpu::attend")
-    def _attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        places: Tensor,
-        cache: Tensor,
-        layer: int,
-        scale: float,
-        window: int,
-        softcap: float,
-    ) -> Tensor:
-        return q.new_empty((1, q.shape[2], q.shape[1], q.shape[3]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu import DTYPES, load_ops, pack_linears
 from stages.heads.decoder_head import DecoderHead
-from stages.heads.layers import RMSNorm
+from stages.heads.layers import FusionLayer, RMSNorm
 from stages.targets.cpu_layers import GATE_RUN, CpuLayers, pack_layer
 from stages.targets.slots import RowStep
 
@@ -42,6 +42,10 @@ class CpuHead:
             eps=config.rms_norm_eps,
             norms=_FULL_NORM,
         )
+        first = self._head.layers_in_order[0]
+        self._fusion = first if isinstance(first, FusionLayer) else None
+        self._table: Tensor = head.embed_tokens.weight.detach()
+        self._cos = self._sin = self._table.new_empty(1, 0, config.head_dim)  # [1, positions, D]
         for layer in self._head.layers_in_order:  # packed above
             del layer.self_attn, layer.mlp
         pack_linears(self._head)
@@ -67,17 +71,31 @@ class CpuHead:
         """See ``DecoderHead.logits``."""
         return self._head.logits(hidden)
 
-    def forward(self, tokens: Tensor, feature: Tensor, positions: Tensor, step: RowStep) -> Tensor:
+    def forward(self, tokens: Tensor, feature: Tensor, positions: Tensor, step: RowStep, rows: int) -> Tensor:
         """One pass over rows of any sequences: the last layer's output [M, h].
 
         Args:
             tokens, positions: int64 [M].
             feature: [M, h], fused or fed back.
             step: where the rows' keys and values go in the head's cache, and what they see.
+            rows: of a slot of that cache, which is more than any position.
         """
-        entry, residual = self._head.enter(self._head.embed(tokens), feature)
-        cos, sin = self._head.rotary.tables(positions, entry.dtype)
-        return self._layers(residual, step, cos[None], sin[None], entry.new_empty(0, 0), [], entry=entry)
+        if self._cos.shape[1] < rows:
+            cos, sin = self._head.rotary.tables(torch.arange(rows), self._table.dtype)
+            self._cos, self._sin = cos[None], sin[None]
+        entry, residual = self._enter(tokens, feature)
+        none = self._table.new_empty(0)
+        return self._layers(residual, step, positions, self._cos, self._sin, none, [], entry=entry)
+
+    def _enter(self, tokens: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DecoderHead.enter``."""
+        if self._fusion is None:
+            return self._head.enter(self._head.embed(tokens), feature)
+        left, right = self._fusion.input_layernorm, self._fusion.hidden_norm
+        entry = torch.ops.eagle_cpu.normed_pairs(
+            self._table, tokens, feature, left.weight, right.weight, left.eps, _FULL_NORM
+        )
+        return entry, self._fusion.residual(feature, entry[:, feature.shape[1] :])
 
 
 def _norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:

@@ -93,7 +93,11 @@ class FusionLayer(DraftLayer):
         """The attention input [..., 2h] and the residual [..., h]."""
         normed = self.hidden_norm(feature)
         x = torch.cat((self.input_layernorm(embeds), normed.to(embeds.dtype)), dim=-1)
-        return x, normed if self._norm_before_residual else feature
+        return x, self.residual(feature, normed)
+
+    def residual(self, feature: Tensor, normed: Tensor) -> Tensor:
+        """What the layer's output is added to, of the feature as it is and as ``hidden_norm`` makes it."""
+        return normed if self._norm_before_residual else feature
 
 
 class HiddenLayer(DraftLayer):

@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from kernels import tree_attention, tree_mask
 from kernels.cpu import DTYPES, load_ops
+from kernels.dispatch import use_triton
 from stages.errors import EagleError
 from stages.targets.slots import RowStep, SlotStep
 
@@ -106,9 +107,11 @@ def attend(
     keys, values = step.write(layer, key, value)
     if step.ancestors is None:
         return _prefill_attention(query, keys, values, step, scale, window, softcap)
-    mask = step.mask
-    if window is not None and mask.shape[-1] > window:
-        mask = tree_mask(step.lengths, step.ancestors, mask.shape[-1], window)
+    mask = None  # the kernel builds none
+    if not use_triton(query):
+        mask = step.mask
+        if window is not None and mask.shape[-1] > window:
+            mask = tree_mask(step.lengths, step.ancestors, mask.shape[-1], window)
     return tree_attention(
         query,
         keys,

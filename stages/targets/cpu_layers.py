@@ -27,7 +27,9 @@ GATE_RUN = 32
 class CpuLayers:
     """The op's arguments that do not change from forward to forward; see ``kernels.cpu``."""
 
-    weights: list[Tensor]  # per layer, in the order of `LayerTensor` in ops.cpp; empty where a layer has none
+    weights: list[
+        Tensor
+    ]  # per layer, in the order of `LayerTensor` in layers.h; empty where a layer has none
     kinds: list[int]  # per layer: which rotary embedding, and the window or 0
     sizes: list[int]  # query heads, key heads, head size, inner size, activation
     scale: float
@@ -39,6 +41,7 @@ class CpuLayers:
         self,
         x: Tensor,
         step: RowStep,
+        positions: Tensor,
         cos: Tensor,
         sin: Tensor,
         features: Tensor,
@@ -49,7 +52,8 @@ class CpuLayers:
 
         Args:
             x: [M, h], not changed.
-            cos, sin: [R, M, D'], the R rotary embeddings at each row's position.
+            positions: int64 [M].
+            cos, sin: [R, positions, D'], tables of the R rotary embeddings.
             features: [M, taps * h], filled with the states that enter the ``tapped`` layers.
             entry: [M, K], what the first layer's projections take in place of its normed ``x``.
         """
@@ -57,6 +61,7 @@ class CpuLayers:
             x,
             entry,
             step.places,
+            positions,
             step.where,
             cos,
             sin,
@@ -75,15 +80,21 @@ class CpuLayers:
 class CpuDecoder:
     """A decoder of transformers, from token ids to the state behind its final norm."""
 
-    def __init__(self, decoder: nn.Module, layers: CpuLayers, rotaries: list[str | None]) -> None:
+    def __init__(
+        self, decoder: nn.Module, layers: CpuLayers, rotaries: list[str | None], max_length: int
+    ) -> None:
         self._decoder: Any = decoder
         self._layers = layers
         self._rotaries = rotaries
+        self._max_length = max_length
         self._cos = self._sin = torch.empty(len(rotaries), 0, 0)  # [R, positions, D']
 
     @classmethod
-    def of(cls, decoder: nn.Module, config: Any) -> CpuDecoder | None:
-        """None for families that it does not know, or layers that are built otherwise than theirs."""
+    def of(cls, decoder: nn.Module, config: Any, max_length: int) -> CpuDecoder | None:
+        """None for families that it does not know, or layers that are built otherwise than theirs.
+
+        ``max_length``: positions there are; some rotary embeddings turn otherwise where there are more.
+        """
         modules: Any = getattr(decoder, "layers", None)
         family = type(modules[0]).__name__.removesuffix("DecoderLayer") if modules else ""
         activation = _ACTIVATIONS.get(
@@ -114,19 +125,21 @@ class CpuDecoder:
             eps=config.rms_norm_eps,
             norms=int(family.startswith("Gemma")),
         )
-        return cls(decoder, layers, kinds)
+        return cls(decoder, layers, kinds, max_length)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, step: RowStep, tapped: tuple[int, ...] = ()
+        self, tokens: Tensor, positions: Tensor, step: RowStep, rows: int, tapped: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h]."""
+        """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h].
+
+        ``rows``: of a slot, which is more than any position.
+        """
         x = self._decoder.embed_tokens(tokens)
-        longest = int(positions.max()) + 1
-        if self._cos.shape[1] < longest:
-            self._turn_to(max(longest, 2 * self._cos.shape[1]), x)
-        cos, sin = self._cos[:, positions], self._sin[:, positions]
+        length = min(rows, self._max_length)
+        if self._cos.shape[1] < length:
+            self._turn_to(length, x)
         features = x.new_empty(len(x), len(tapped) * x.shape[1])
-        states = self._layers(x, step, cos, sin, features, list(tapped))
+        states = self._layers(x, step, positions, self._cos, self._sin, features, list(tapped))
         final = self._decoder.norm.weight
         states = torch.ops.eagle_cpu.norm(states, final, self._layers.eps, self._layers.norms)
         return states, features if tapped else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from kernels.cpu import DTYPES, PackedLinear, load_ops, pack_linears
 from stages.targets.cpu_layers import CpuDecoder
@@ -38,12 +39,29 @@ def cpu_target(target: Target) -> CpuTarget | None:
         return None
     head = target.model.get_output_embeddings()
     output = PackedLinear(head) if PackedLinear.fits(head) else None
-    decoder = CpuDecoder.of(target.decoder, target.config)
+    decoder = CpuDecoder.of(target.decoder, target.config, target.max_length)
     if decoder is not None and not _agrees(decoder, target):
         decoder = None
     if decoder is None:
         pack_linears(target.decoder)
     return CpuTarget(decoder, output)
+
+
+def release_packed(target: Target) -> int:
+    """See ``Target.release_packed``."""
+    if target.cpu is None:
+        return 0
+    packed: list[nn.Linear] = []
+    if target.cpu.decoder is not None:  # modules that run one by one may look at their weights
+        layers: Any = target.decoder.layers
+        packed += [layer for layer in layers.modules() if PackedLinear.fits(layer)]
+    output = target.model.get_output_embeddings()
+    if target.cpu.output is not None and output.weight is not target.model.get_input_embeddings().weight:
+        packed.append(output)
+    freed = sum(layer.weight.nbytes for layer in packed)
+    for layer in packed:
+        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+    return freed
 
 
 @torch.inference_mode()
@@ -55,7 +73,7 @@ def _agrees(decoder: CpuDecoder, target: Target) -> bool:
         target.config, slots=1, rows=_TOKENS, dtype=target.dtype, device=target.device
     )
     step = RowStep(SlotStep.causal(cache, 0, [0], _TOKENS).places, cache.where)
-    ours, _ = decoder(tokens, positions, step)
+    ours, _ = decoder(tokens, positions, step, _TOKENS)
     theirs = target.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
     error = (ours.float() - theirs.float()).norm() / theirs.float().norm()
     return bool(error < _TOLERANCE[target.dtype])

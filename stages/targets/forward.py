@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stages.targets.inference import inference
 from stages.targets.slots import RowStep, SlotCache, SlotStep
 from stages.targets.taps import FeatureTaps
 from stages.targets.target import Target
@@ -38,7 +39,7 @@ class SlotForward:
         fused = self._cpu is not None and self._cpu.decoder is not None
         self._taps = FeatureTaps(target.decoder, layers) if layers and not fused else None
 
-    @torch.inference_mode()
+    @inference
     def __call__(
         self, tokens: Tensor, positions: Tensor, step: SlotStep, *, tap: bool = False
     ) -> TargetStates:
@@ -48,13 +49,16 @@ class SlotForward:
             last = states.last.view(*tokens.shape, -1)
             features = None if states.features is None else states.features.view(*tokens.shape, -1)
             return TargetStates(last, features)
-        # A four-dimensional mask makes transformers skip building its own; attention reads the step's.
         out = self._decoder(
-            input_ids=tokens, position_ids=positions, attention_mask=step.mask, use_cache=False, slots=step
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=_no_mask(tokens),
+            use_cache=False,
+            slots=step,
         )
         return TargetStates(out.last_hidden_state, self._take(tap))
 
-    @torch.inference_mode()
+    @inference
     def rows(self, tokens: Tensor, positions: Tensor, places: Tensor, *, tap: bool = False) -> TargetStates:
         """A forward over rows of any sequences, on a CPU with its ops.
 
@@ -69,11 +73,11 @@ class SlotForward:
         step = RowStep(places, self.cache.where)
         if self._cpu.decoder is not None:
             tapped = self._layers if tap and self._layers else ()
-            return TargetStates(*self._cpu.decoder(tokens, positions, step, tapped))
+            return TargetStates(*self._cpu.decoder(tokens, positions, step, self.cache.rows, tapped))
         out = self._decoder(
             input_ids=tokens[None],
             position_ids=positions[None],
-            attention_mask=tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
+            attention_mask=_no_mask(tokens),
             use_cache=False,
             slots=step,
         )
@@ -97,3 +101,8 @@ class SlotForward:
         """Remove the hooks from the target."""
         if self._taps is not None:
             self._taps.close()
+
+
+def _no_mask(tokens: Tensor) -> Tensor:
+    """Makes transformers skip building a mask, as it has four dimensions; attention reads the step's."""
+    return tokens.new_ones(1, 1, 1, 1, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor
 
 from kernels import MAX_NODES, compact, tree_mask
+from stages.targets.inference import inference
+
+ROWS = 128
+"""Slots are as long as a multiple of this."""
 
 
 class SlotCache:
@@ -29,13 +34,25 @@ class SlotCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        spare: int = 0,
     ) -> None:
-        self.data = torch.zeros(2, layers, slots, kv_heads, rows, head_dim, dtype=dtype, device=device)
+        """``spare``: slots behind the others, not counted among them, for what nobody reads."""
+        self.slots = slots
+        self.data = torch.zeros(
+            2, layers, slots + spare, kv_heads, rows, head_dim, dtype=dtype, device=device
+        )
         self.where = _where(self.data)
 
     @classmethod
     def for_model(
-        cls, config: Any, *, slots: int, rows: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: Any,
+        *,
+        slots: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
     ) -> SlotCache:
         """A cache for a model of this transformers config; ``rows`` counts tokens a slot, tree nodes
         included."""
@@ -48,33 +65,35 @@ class SlotCache:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=dtype,
             device=device,
+            spare=spare,
         )
-
-    @property
-    def slots(self) -> int:
-        return self.data.shape[2]
 
     @property
     def rows(self) -> int:
         return self.data.shape[4]
 
-    @torch.inference_mode()
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one more row in every slot."""
+        return self.data[:, :, :, :, 0].numel() * self.data.element_size()
+
+    @inference
     def reserve(self, rows: int) -> None:
         """Make every slot at least ``rows`` long and keep what is stored; grows by half at least."""
         if rows > self.rows:
-            longer = -(-max(rows, self.rows * 3 // 2) // 128) * 128
+            longer = -(-max(rows, self.rows * 3 // 2) // ROWS) * ROWS
             data = self.data.new_zeros(*self.data.shape[:4], longer, self.data.shape[5])
             data[:, :, :, :, : self.rows] = self.data
             self.data = data
             self.where.copy_(_where(data))  # in place: a compiled forward may hold it
 
-    @torch.inference_mode()
+    @inference
     def keep(self, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
         """Make the accepted nodes part of the stable prefix; see ``kernels.compact``."""
         compact(self.data, slots, lengths, path, count)
 
-    @torch.inference_mode()
-    def move(self, source: int, destination: int, rows: int) -> None:
+    @inference
+    def copy(self, source: int, destination: int, rows: int) -> None:
         """Copy the first ``rows`` rows of one slot over another's."""
         self.data[:, :, destination, :, :rows] = self.data[:, :, source, :, :rows]
 
@@ -98,22 +117,22 @@ class RowStep(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotStep:
-    """One forward over ``first .. first + B - 1`` slots of N new tokens each: where they are stored and
-    what they see.
+    """One forward over B slots of N new tokens each: where they are stored and what they see.
 
     cache: where keys and values are written and read.
-    first: the first slot; the batch is a run of slots.
+    slots: a run of B slots as a slice, or any as int64 [B].
     lengths: int64 [B], rows of each stable prefix; token i of sequence b is stored in row
         lengths[b] + offset + i.
     nodes: N.
     size: rows of a slot that some token sees, at most.
     ancestors: int64 [B, N] ancestor words of the tree, or None for a plain causal run of tokens.
-    start: lengths[0] + offset as a number where B is 1 (writes are then one slice), else None.
+    start: lengths[0] + offset as a number where B is 1 and the host knows it (writes are then one slice),
+        else None.
     offset: rows of the tree stored by earlier steps of the same cycle.
     """
 
     cache: SlotCache
-    first: int
+    slots: slice | Tensor
     lengths: Tensor
     nodes: int
     size: int
@@ -123,14 +142,33 @@ class SlotStep:
 
     @classmethod
     def tree(
-        cls, cache: SlotCache, first: int, lengths: list[int], ancestors: Tensor, *, offset: int = 0
+        cls,
+        cache: SlotCache,
+        slots: int | Sequence[int],
+        lengths: list[int],
+        ancestors: Tensor,
+        *,
+        offset: int = 0,
     ) -> SlotStep:
-        """N <= 64 tree nodes a sequence, those from row ``offset`` of the tree on; ``ancestors`` int64 [B,
-        N]."""
+        """N <= 64 tree nodes a sequence, those from row ``offset`` of the tree on.
+
+        Args:
+            slots: of each sequence, or the first one of a run.
+            ancestors: int64 [B, N].
+        """
         at = torch.tensor(lengths, device=ancestors.device)
         nodes = ancestors.shape[1]
         start = lengths[0] + offset if len(lengths) == 1 else None
-        return cls(cache, first, at, nodes, max(lengths) + offset + nodes, ancestors, start, offset)
+        where = _some(slots, len(lengths), ancestors.device)
+        return cls(cache, where, at, nodes, max(lengths) + offset + nodes, ancestors, start, offset)
+
+    @classmethod
+    def static(
+        cls, cache: SlotCache, slots: Tensor, lengths: Tensor, ancestors: Tensor, *, offset: int = 0
+    ) -> SlotStep:
+        """A tree in each of the slots, of which the host knows the shape alone: it covers all rows there
+        are."""
+        return cls(cache, slots, lengths, ancestors.shape[1], cache.rows, ancestors, None, offset)
 
     @classmethod
     def causal(cls, cache: SlotCache, first: int, lengths: list[int], tokens: int) -> SlotStep:
@@ -139,7 +177,8 @@ class SlotStep:
             return cls.tree(cache, first, lengths, _chain(tokens, cache.data.device).expand(len(lengths), -1))
         at = torch.tensor(lengths, device=cache.data.device)
         start = lengths[0] if len(lengths) == 1 else None
-        return cls(cache, first, at, tokens, max(lengths) + tokens, None, start)
+        where = _some(first, len(lengths), at.device)
+        return cls(cache, where, at, tokens, max(lengths) + tokens, None, start)
 
     @property
     def batch(self) -> int:
@@ -147,8 +186,11 @@ class SlotStep:
         return len(self.lengths)
 
     @property
-    def slots(self) -> slice:
-        return slice(self.first, self.first + self.batch)
+    def numbers(self) -> Tensor:
+        """int64 [B], the slots."""
+        if isinstance(self.slots, slice):
+            return torch.arange(self.slots.start, self.slots.stop, device=self.lengths.device)
+        return self.slots
 
     @cached_property
     def mask(self) -> Tensor:
@@ -163,7 +205,7 @@ class SlotStep:
     def places(self) -> Tensor:
         """int64 [B * N, 4], the same for ``RowStep``; row after row, sequence after sequence."""
         nodes = self.nodes
-        slots = torch.arange(self.first, self.first + self.batch)[:, None].expand(-1, nodes)
+        slots = self.numbers[:, None].expand(-1, nodes)
         rows = self.lengths[:, None] + self.offset + torch.arange(nodes)
         if self.ancestors is None:
             prefix, words = rows, torch.ones_like(rows)
@@ -176,15 +218,25 @@ class SlotStep:
         Hkv, S, D]."""
         key_cache, value_cache = self.cache.data[0, layer], self.cache.data[1, layer]
         nodes = keys.shape[2]
-        if self.start is not None:
-            key_cache[self.first, :, self.start : self.start + nodes] = keys[0]
-            value_cache[self.first, :, self.start : self.start + nodes] = values[0]
+        if self.start is not None and isinstance(self.slots, slice):
+            first = self.slots.start
+            key_cache[first, :, self.start : self.start + nodes] = keys[0]
+            value_cache[first, :, self.start : self.start + nodes] = values[0]
         else:
             rows = self.lengths[:, None] + self.offset + torch.arange(nodes, device=keys.device)
-            slots = torch.arange(self.first, self.first + keys.shape[0], device=keys.device)[:, None]
+            slots = self.numbers[:, None]
             key_cache[slots, :, rows] = keys.transpose(1, 2)
             value_cache[slots, :, rows] = values.transpose(1, 2)
         return key_cache, value_cache
+
+
+def _some(slots: int | Sequence[int], batch: int, device: torch.device) -> slice | Tensor:
+    """The slots given, as a slice if they are a run."""
+    if isinstance(slots, int):
+        return slice(slots, slots + batch)
+    if list(slots) == list(range(slots[0], slots[0] + batch)):
+        return slice(slots[0], slots[0] + batch)
+    return torch.tensor(slots, device=device)
 
 
 def _chain(tokens: int, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stages.artifacts import TargetFingerprint
 from stages.errors import EagleError
 from stages.targets.attention import SLOT_ATTENTION
-from stages.targets.cpu_target import CpuTarget, cpu_target
+from stages.targets.cpu_target import CpuTarget, cpu_target, release_packed
 from stages.targets.fingerprint import fingerprint
 from stages.targets.placement import input_device
 from stages.targets.resolve import resolve_target
@@ -48,7 +48,7 @@ class Target:
     device: torch.device
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def config(self) -> Any:
         """The text model's config."""
         return self.model.config.get_text_config()
@@ -154,6 +154,15 @@ class Target:
         """What decoding on a CPU goes through; made on first use, beside the weights that the model keeps."""
         return cpu_target(self)
 
+    def release_packed(self) -> int:
+        """Let go of the model's own weights that decoding on a CPU has packed, and say how many bytes they
+        took: it then needs about the target's size, not twice that.
+
+        Decoding goes on as before. The model's modules cannot be run any more, and fail.
+        """
+        _ = self.fingerprint  # made of those weights
+        return release_packed(self)
+
     def logits(self, last: Tensor, output: nn.Module | None = None) -> Tensor:
         """Logits [..., V] in the model's dtype, of states [..., h] after the final norm.
 
@@ -161,11 +170,16 @@ class Target:
             output: stands in for the model's own lm_head.
         """
         logits = (output or self.model.get_output_embeddings())(last)
-        if (scale := logit_scale(self.config)) != 1:
+        scale, cap = self._logit_changes
+        if scale != 1:
             logits = logits * scale
-        if cap := logit_softcap(self.config):
+        if cap:
             logits = torch.tanh(logits / cap) * cap
         return logits
+
+    @cached_property
+    def _logit_changes(self) -> tuple[float, float | None]:
+        return logit_scale(self.config), logit_softcap(self.config)
 
 
 def logit_scale(config: Any) -> float:

@@ -25,7 +25,17 @@ def test_the_gpu_check_runs_small_without_a_gpu_and_finds_every_kernel_right(tmp
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(output.read_text())
     checked = {check["name"].split(",")[0].split(":")[0] for check in found["checks"]}
-    assert checked >= {"attention", "noise", "filters", "acceptance", "draft top-k", "compaction", "engine"}
+    assert checked >= {
+        "attention",
+        "noise",
+        "filters",
+        "acceptance",
+        "draft top-k",
+        "compaction",
+        "loop",
+        "engine",
+    }
     assert all(check["passed"] for check in found["checks"])
-    assert {row["drafter"] for row in found["engine"]["runs"]} >= {"none", "oracle:0.8"}
+    runs = {(row["drafter"], row["loop"]) for row in found["engine"]["runs"]}
+    assert runs >= {("none", "host"), ("oracle:0.8", "device"), ("oracle:0.8", "overlapped")}
     assert all(row["us"] > 0 for row in found["attention"] + found["kernels"])

@@ -1,0 +1,227 @@
+// Attention of draft trees over slots.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <vector>
+
+#include "numbers.h"
+
+namespace eagle {
+
+using at::Tensor;
+
+struct Cache {
+  char* keys;
+  char* values;
+  int64_t layer, slot, head;  // strides in elements; rows follow each other
+};
+
+struct Shape {
+  int64_t rows, heads, kv_heads, size;
+  float scale;
+  int64_t window;  // 0: none
+  float softcap;   // 0: none
+};
+
+// The sums of the lanes of four vectors; each is added up in the same order.
+inline void add_lanes(const f32x16 v[4], float out[4]) {
+#if defined(__AVX512F__)
+  __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+  __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  __m512d low = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), high = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+  __m512 all = _mm512_add_ps((__m512)low, (__m512)high);
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), (__m256)_mm512_extractf64x4_pd((__m512d)all, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += v[i][lane];
+    out[i] = sum;
+  }
+#endif
+}
+
+// Scores become e^(score - highest); returns their sum. The array is padded to whole vectors.
+inline float exponentials(float* score, int64_t count, int64_t padded) {
+  for (int64_t i = count; i < padded; ++i) score[i] = -std::numeric_limits<float>::infinity();
+  f32x16 highest = load16(score), sum = {};
+  for (int64_t i = LANES; i < padded; i += LANES) {
+    f32x16 here = load16(score + i);
+    highest = here > highest ? here : highest;
+  }
+  float top = highest[0];
+  for (int lane = 1; lane < LANES; ++lane) top = std::max(top, highest[lane]);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < padded; ++i) score[i] = exponential(score[i] - top);
+  for (int64_t i = count; i < padded; ++i) score[i] = 0;
+  for (int64_t i = 0; i < padded; i += LANES) sum += load16(score + i);
+  float total = 0;
+  for (int lane = 0; lane < LANES; ++lane) total += sum[lane];
+  return total;
+}
+
+constexpr int64_t HEADS = 4;  // query heads that read a key together
+
+// Scores and weighted values of up to four query heads of one row, D = 16 C; `row(i)` is the place of the i-th key seen.
+template <typename T, int C, int G, typename Row>
+void attend_heads(const float* q, const T* keys, const T* values, int64_t count, const Row& row, float softcap, float* score,
+                  T* out) {
+  constexpr int64_t D = C * LANES;
+  const int64_t padded = (count + LANES - 1) / LANES * LANES;
+  for (int64_t i = 0; i < count; i += 4) {
+    f32x16 sums[G][4] = {};
+    int64_t size = std::min<int64_t>(4, count - i);
+    for (int64_t j = 0; j < size; ++j) {
+      const T* k = keys + row(i + j) * D;
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) {
+        f32x16 key = load16(k + c * LANES);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) sums[g][j] += load16(q + g * D + c * LANES) * key;
+      }
+    }
+    for (int g = 0; g < G; ++g) {
+      float four[4];
+      add_lanes(sums[g], four);
+      for (int64_t j = 0; j < size; ++j) {
+        score[g * padded + i + j] = softcap != 0 ? softcap * std::tanh(four[j] / softcap) : four[j];
+      }
+    }
+  }
+  float total[G];
+  for (int g = 0; g < G; ++g) total[g] = exponentials(score + g * padded, count, padded);
+  f32x16 sums[G][C] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const T* v = values + row(i) * D;
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) {
+      f32x16 value = load16(v + c * LANES);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) sums[g][c] += value * score[g * padded + i];
+    }
+  }
+  for (int g = 0; g < G; ++g)
+    for (int c = 0; c < C; ++c) store(out + g * D + c * LANES, sums[g][c] * (1.0f / total[g]), LANES);
+}
+
+// Any head size.
+template <typename T, typename Row>
+void attend_head(const float* q, const T* keys, const T* values, int64_t count, const Row& row, float softcap, float* score,
+                 int64_t size, T* out) {
+  float highest = -std::numeric_limits<float>::infinity(), total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    float value = 0;
+    for (int64_t d = 0; d < size; ++d) value += q[d] * as_float(keys[row(i) * size + d]);
+    if (softcap != 0) value = softcap * std::tanh(value / softcap);
+    score[i] = value;
+    highest = std::max(highest, value);
+  }
+  for (int64_t i = 0; i < count; ++i) total += score[i] = exponential(score[i] - highest);
+  for (int64_t d = 0; d < size; ++d) {
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += score[i] * as_float(values[row(i) * size + d]);
+    if constexpr (sizeof(T) == 4) out[d] = sum / total;
+    else out[d] = narrow(sum / total);
+  }
+}
+
+// One row's heads of one group: over the keys it sees, in the order of their positions.
+template <typename T>
+void attend_row(const T* q, int64_t head_stride, const T* keys, const T* values, const int64_t* place, const Shape& s,
+                T* out, std::vector<int64_t>& seen, std::vector<float>& work) {
+  int64_t prefix = place[2], group = s.heads / s.kv_heads;
+  uint64_t word = uint64_t(place[3]);
+  int64_t position = prefix + std::popcount(word) - 1, first = s.window ? std::max<int64_t>(0, position - s.window + 1) : 0;
+  seen.clear();
+  for (int64_t depth = 0; word; word &= word - 1, ++depth)
+    if (prefix + depth >= first) seen.push_back(prefix + std::countr_zero(word));
+  int64_t stable = std::max<int64_t>(0, prefix - first), count = stable + int64_t(seen.size());
+  work.resize(HEADS * (count + LANES + s.size));
+  float *query = work.data(), *score = query + HEADS * s.size;
+  auto row = [&](int64_t i) { return i < stable ? first + i : seen[i - stable]; };
+  for (int64_t g = 0; g < group;) {
+    int64_t heads = std::min(HEADS, group - g);
+    for (int64_t i = 0; i < heads; ++i)
+      for (int64_t d = 0; d < s.size; ++d) query[i * s.size + d] = as_float(q[(g + i) * head_stride + d]) * s.scale;
+    T* result = out + g * s.size;
+#define EAGLE_HEADS(C, G) attend_heads<T, C, G>(query, keys, values, count, row, s.softcap, score, result)
+#define EAGLE_SIZE(C)                            \
+  switch (heads) {                               \
+    case 1: EAGLE_HEADS(C, 1); break;            \
+    case 2: EAGLE_HEADS(C, 2); break;            \
+    case 3: EAGLE_HEADS(C, 3); break;            \
+    default: EAGLE_HEADS(C, 4);                  \
+  }                                              \
+  break
+    switch (s.size) {
+      case 64: EAGLE_SIZE(4);
+      case 128: EAGLE_SIZE(8);
+      default:
+        for (int64_t i = 0; i < heads; ++i)
+          attend_head<T>(query + i * s.size, keys, values, count, row, s.softcap, score, s.size, result + i * s.size);
+    }
+#undef EAGLE_SIZE
+#undef EAGLE_HEADS
+    g += heads;
+  }
+}
+
+template <typename T>
+void attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Cache& cache, const int64_t* places,
+                 const Shape& s, T* out) {
+  const T *qs = (const T*)q.const_data_ptr(), *ks = (const T*)k.const_data_ptr(), *vs = (const T*)v.const_data_ptr();
+  T *keys = (T*)cache.keys, *values = (T*)cache.values;
+  for (int64_t m = 0; m < s.rows; ++m) {
+    const int64_t* place = places + m * 4;
+    if (place[0] < 0) continue;
+    for (int64_t h = 0; h < s.kv_heads; ++h) {
+      int64_t at = place[0] * cache.slot + h * cache.head + place[1] * s.size;
+      std::memcpy(keys + at, ks + h * k.stride(1) + m * k.stride(2), s.size * sizeof(T));
+      std::memcpy(values + at, vs + h * v.stride(1) + m * v.stride(2), s.size * sizeof(T));
+    }
+  }
+  int64_t group = s.heads / s.kv_heads;
+  at::parallel_for(0, s.rows * s.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> seen;
+    std::vector<float> work;
+    for (int64_t task = begin; task < end; ++task) {
+      int64_t m = task / s.kv_heads, h = task % s.kv_heads;
+      const int64_t* place = places + m * 4;
+      T* result = out + (m * s.heads + h * group) * s.size;
+      if (place[0] < 0) {
+        std::memset((void*)result, 0, group * s.size * sizeof(T));
+        continue;
+      }
+      int64_t at = place[0] * cache.slot + h * cache.head;
+      attend_row<T>(qs + h * group * q.stride(1) + m * q.stride(2), q.stride(1), keys + at, values + at, place, s, result,
+                    seen, work);
+    }
+  });
+}
+
+// q [1, Hq, M, D], k and v [1, Hkv, M, D]: stores keys and values in their slots, and attends: [1, M, Hq, D].
+inline Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& places, const Tensor& cache,
+                     int64_t layer, double scale, int64_t window, double softcap) {
+  const int64_t* where = cache.const_data_ptr<int64_t>();
+  int64_t bytes = q.element_size();
+  Cache at_layer{(char*)where[0] + layer * where[2] * bytes, (char*)where[1] + layer * where[2] * bytes, where[2], where[3],
+                 where[4]};
+  Shape shape{q.size(2), q.size(1), k.size(1), q.size(3), float(scale), window, float(softcap)};
+  auto last_is_dense = [](const Tensor& t) { return t.stride(3) == 1 ? t : t.contiguous(); };
+  Tensor out = at::empty({1, shape.rows, shape.heads, shape.size}, q.options());
+  const int64_t* rows = places.const_data_ptr<int64_t>();
+  if (q.scalar_type() == at::kFloat)
+    attend_rows<float>(last_is_dense(q), last_is_dense(k), last_is_dense(v), at_layer, rows, shape,
+                       out.mutable_data_ptr<float>());
+  else
+    attend_rows<uint16_t>(last_is_dense(q), last_is_dense(k), last_is_dense(v), at_layer, rows, shape,
+                          (uint16_t*)out.mutable_data_ptr());
+  return out;
+}
+
+}  // namespace eagle

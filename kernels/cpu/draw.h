@@ -1,0 +1,175 @@
+// The target's own tokens, argmax(x / T + G); see kernels/accept.py.
+//
+// A row is read once. A token is given its logarithms only where a bound of its score, made of its word's bits, exceeds the
+// best score so far: those of a few dozen tokens of a large vocabulary. What is left is a Philox call for every four tokens
+// of the blocks that are not out of reach as a whole, once for all rows of one key.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <limits>
+#include <mutex>
+#include <vector>
+
+#include "noise.h"
+
+namespace eagle {
+
+using at::Tensor;
+
+// One row's best token so far. `rival` is the best score of any other token.
+struct Leader {
+  double score, rival;
+  int64_t token;
+
+  void meet(double other, int64_t at) {
+    if (at == token) return;
+    if (other > score) {
+      rival = score;
+      score = other;
+      token = at;
+    } else {
+      rival = std::max(rival, other);
+    }
+  }
+  void merge(const Leader& other) {
+    meet(other.score, other.token);
+    rival = std::max(rival, other.rival);
+  }
+};
+
+// Scores nearer than this may change places when logarithms and sums are rounded to fp32: both by some 5 units in the last
+// place of the noise, and half a unit of the sum.
+inline double doubt(double score) { return 2.5e-5 + 0x1p-21 * std::abs(score); }
+
+// Rows of one key, over blocks of 64 tokens.
+template <typename T>
+void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows, const float* heat, const Key& key,
+               int64_t begin, int64_t end, Leader* leaders) {
+  for (int64_t block = begin; block < end; ++block) {
+    int64_t first = block * WORDS, count = std::min(WORDS, vocab - first);
+    u32x16 words[4];
+    bool made = false;
+    for (int64_t row : rows) {
+      Leader& leader = leaders[row];
+      const T* from = logits + row * vocab + first;
+      float scale = 1.0f / heat[row];
+      // Scaled here by a product in place of a quotient, and bounded in fp32.
+      float floor = float(leader.score) - 2e-3f - 0x1p-20f * std::abs(float(leader.score));
+      f32x16 x[4];
+      if (count == WORDS) {
+        for (int j = 0; j < 4; ++j) x[j] = load16(from + j * LANES) * scale;
+      } else {
+        for (int i = 0; i < WORDS; ++i)
+          x[i / LANES][i % LANES] = i < count ? as_float(from[i]) * scale : -std::numeric_limits<float>::infinity();
+      }
+      f32x16 ab = x[0] > x[1] ? x[0] : x[1], cd = x[2] > x[3] ? x[2] : x[3];
+      if (!any_above(ab > cd ? ab : cd, floor - GUMBEL_MAX)) continue;
+      if (!made) {
+        philox(key, uint32_t(first / 4), words);
+        interleave(words);
+        made = true;
+      }
+      for (int j = 0; j < 4; ++j) {
+        f32x16 bound = x[j] + gumbel_bound(words[j]);
+        if (!any_above(bound, floor)) continue;
+        for (int i = 0; i < LANES; ++i) {
+          int64_t at = j * LANES + i;
+          if (bound[i] > floor) leader.meet(double(as_float(from[at]) / heat[row]) + gumbel(words[j][i]), first + at);
+        }
+      }
+    }
+  }
+}
+
+// The index of the first maximum of a row.
+template <typename T>
+int64_t first_maximum(const T* row, int64_t width) {
+  f32x16 top = f32x16{} - std::numeric_limits<float>::infinity();
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    f32x16 v = load16(row + i);
+    top = v > top ? v : top;
+  }
+  float most = highest(top);
+  for (; i < width; ++i) most = std::max(most, as_float(row[i]));
+  for (i = 0; i < width; ++i)
+    if (as_float(row[i]) == most) return i;
+  return 0;
+}
+
+// Tokens of `count` rows, a temperature and a key each.
+template <typename T>
+void draw_all(const T* logits, int64_t count, int64_t vocab, const float* heat, const std::vector<Key>& keys, int64_t* out) {
+  std::vector<Leader> leaders(count);
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* x = logits + row * vocab;
+      int64_t peak = first_maximum(x, vocab);
+      double score = heat[row] > 0 ? double(as_float(x[peak]) / heat[row]) + gumbel(word_of(keys[row], peak)) : 0;
+      leaders[row] = {score, -std::numeric_limits<double>::infinity(), peak};
+    }
+  });
+  std::vector<std::vector<int64_t>> groups;  // rows of one key
+  for (int64_t row = 0; row < count; ++row) {
+    if (!(heat[row] > 0)) continue;
+    auto same = std::find_if(groups.begin(), groups.end(), [&](auto& group) { return keys[group[0]] == keys[row]; });
+    if (same == groups.end()) groups.push_back({row});
+    else same->push_back(row);
+  }
+  if (!groups.empty()) {
+    std::mutex lock;
+    at::parallel_for(0, (vocab + WORDS - 1) / WORDS, 64, [&](int64_t begin, int64_t end) {
+      std::vector<Leader> own = leaders;
+      for (const auto& group : groups) draw_rows(logits, vocab, group, heat, keys[group[0]], begin, end, own.data());
+      std::lock_guard<std::mutex> guard(lock);
+      for (const auto& group : groups)
+        for (int64_t row : group) leaders[row].merge(own[row]);
+    });
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    const Leader& leader = leaders[row];
+    bool sure = !(heat[row] > 0) || leader.score - leader.rival > doubt(leader.score);
+    out[row] = sure ? leader.token : -1;
+  }
+}
+
+// Tokens int64 [M] drawn from logits [M, V], at temperatures fp32 [M] (0: the first maximum) with keys int64 [M]; -1 where two
+// tokens are so near each other that the rounding of fp32 logarithms and sums decides.
+inline Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& seed, const Tensor& sample,
+                   const Tensor& position) {
+  Tensor x = logits.contiguous(), heat = temperature.contiguous(), seeds = seed.contiguous();
+  Tensor samples = sample.contiguous(), positions = position.contiguous();
+  int64_t count = x.size(0), vocab = x.size(1);
+  Tensor out = at::empty({count}, x.options().dtype(at::kLong));
+  std::vector<Key> keys;
+  for (int64_t row = 0; row < count; ++row)
+    keys.push_back({seeds.const_data_ptr<int64_t>()[row], samples.const_data_ptr<int64_t>()[row],
+                    positions.const_data_ptr<int64_t>()[row]});
+  const float* temperatures = heat.const_data_ptr<float>();
+  if (x.scalar_type() == at::kFloat)
+    draw_all(x.const_data_ptr<float>(), count, vocab, temperatures, keys, out.mutable_data_ptr<int64_t>());
+  else
+    draw_all((const uint16_t*)x.const_data_ptr(), count, vocab, temperatures, keys, out.mutable_data_ptr<int64_t>());
+  return out;
+}
+
+// The first greatest value's index along the last dimension, int64 [...] of [..., V].
+inline Tensor argmax(const Tensor& values) {
+  Tensor x = values.contiguous();
+  auto sizes = x.sizes().vec();
+  int64_t width = sizes.back();
+  sizes.pop_back();
+  Tensor out = at::empty(sizes, x.options().dtype(at::kLong));
+  int64_t* found = out.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, out.numel(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      found[m] = x.scalar_type() == at::kFloat ? first_maximum(x.const_data_ptr<float>() + m * width, width)
+                                               : first_maximum((const uint16_t*)x.const_data_ptr() + m * width, width);
+  });
+  return out;
+}
+
+}  // namespace eagle

@@ -1,0 +1,294 @@
+// Whole decoder layers of Llama's kind, and the norm that stands alone behind them.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/narrow.h>
+
+#include <cmath>
+#include <vector>
+
+#include <omp.h>
+
+#include "attend.h"
+#include "linear.h"
+
+namespace eagle {
+
+// Shares work among the threads of a parallel region, in runs; all have ended when it returns.
+template <typename F>
+void share(int64_t count, const F& work) {
+  int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+  for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i) work(i);
+#pragma omp barrier
+}
+
+// Blocks of outputs [R, up to 64] of packed weights, for every row; `use(block, out, stride, count)` takes them.
+template <typename T, typename F>
+void share_blocks(const T* x, int64_t rows, int64_t width, const Tensor& packed, const Tensor& bias, int64_t outputs,
+                  std::vector<T>& local, const F& use) {
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, parts = (rows + ROWS - 1) / ROWS, steps = width / Step<T>::DEPTH;
+  const T *weights = (const T*)packed.const_data_ptr(), *added = bias.numel() ? (const T*)bias.const_data_ptr() : nullptr;
+  int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), end = blocks * (thread + 1) / threads;
+  local.resize(rows * 2 * BLOCK);
+  for (int64_t block = blocks * thread / threads; block < end;) {
+    const T* w = weights + block * width * BLOCK;
+    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1, row = 0;
+    int64_t count = std::min(together * BLOCK, outputs - first), stride = together * BLOCK;
+    const T* b = added ? added + first : nullptr;
+    if (together == 2) {
+      if (rows == 1) multiply<T, 1, 2>(x, width, w, steps, b, local.data(), stride, count);
+      else multiply<T, 2, 2>(x, width, w, steps, b, local.data(), stride, count);
+    } else {
+      for (int64_t part = 0; part < parts; ++part) {
+        int64_t size = (rows - row + parts - part - 1) / (parts - part);
+        multiply_rows<T>(size, x + row * width, width, w, steps, b, local.data() + row * stride, stride, count);
+        row += size;
+      }
+    }
+    use(first, local.data(), stride, count);
+    block += together;
+  }
+#pragma omp barrier
+}
+
+struct Norm {
+  float eps;
+  // 0: rounded, then times weight (Llama); 1: times (1 + weight), then rounded (Gemma); 2: times weight, then rounded
+  int64_t kind;
+};
+
+template <typename T>
+void rms_norm(const T* x, const T* weight, int64_t size, const Norm& norm, T* out) {
+  f32x16 squares = {};
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    f32x16 v = load16(x + i);
+    squares += v * v;
+  }
+  float sum = 0;
+  for (int lane = 0; lane < LANES; ++lane) sum += squares[lane];
+  for (; i < size; ++i) sum += as_float(x[i]) * as_float(x[i]);
+  float scale = 1.0f / std::sqrt(sum / size + norm.eps);
+  float added = norm.kind == 1 ? 1.0f : 0.0f;
+  if (norm.kind == 0)
+    for (i = 0; i < size; ++i) put(out + i, rounded(as_float(x[i]) * scale, x) * as_float(weight[i]));
+  else
+    for (i = 0; i < size; ++i) put(out + i, as_float(x[i]) * scale * (added + as_float(weight[i])));
+}
+
+// x [..., h] normed, with a gain [h]; see Norm.
+inline Tensor norm(const Tensor& input, const Tensor& weight, double eps, int64_t kind) {
+  Tensor x = input.contiguous(), out = at::empty_like(x);
+  int64_t size = x.size(-1), rows = size ? x.numel() / size : 0;
+  Norm how{float(eps), kind};
+  at::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      if (x.scalar_type() == at::kFloat)
+        rms_norm(x.const_data_ptr<float>() + m * size, weight.const_data_ptr<float>(), size, how,
+                 out.mutable_data_ptr<float>() + m * size);
+      else
+        rms_norm((const uint16_t*)x.const_data_ptr() + m * size, (const uint16_t*)weight.const_data_ptr(), size, how,
+                 (uint16_t*)out.mutable_data_ptr() + m * size);
+    }
+  });
+  return out;
+}
+
+// Turns the first `turned` entries of a head; cos and sin are of the model's dtype, and products are rounded as there, or fp32.
+template <typename T>
+void rotate(T* head, const void* cos, const void* sin, bool full, int64_t turned) {
+  int64_t half = turned / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    float a = as_float(head[i]), b = as_float(head[i + half]);
+    if (full) {
+      const float *c = (const float*)cos, *s = (const float*)sin;
+      put(head + i, a * c[i] - b * s[i]);
+      put(head + i + half, b * c[i + half] + a * s[i + half]);
+    } else {
+      const T *c = (const T*)cos, *s = (const T*)sin;
+      put(head + i, rounded(a * as_float(c[i]), head) - rounded(b * as_float(s[i]), head));
+      put(head + i + half, rounded(b * as_float(c[i + half]), head) + rounded(a * as_float(s[i + half]), head));
+    }
+  }
+}
+
+// x / (1 + e^-x)
+inline float silu(float x) {
+  float e = exponential(x < 0 ? x : -x);
+  return x * (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+// GELU by tanh, and tanh z = 2 sigmoid(2z) - 1.
+inline float gelu(float x) {
+  float z = 1.5957691216f * (x + 0.044715f * x * x * x), e = exponential(z < 0 ? z : -z);
+  return x * (z < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+template <typename T>
+void activate(const T* gate, const T* up, int64_t count, bool is_gelu, T* out) {
+  if (is_gelu) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) put(out + i, rounded(gelu(as_float(gate[i])), gate) * as_float(up[i]));
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) put(out + i, rounded(silu(as_float(gate[i])), gate) * as_float(up[i]));
+  }
+}
+
+enum LayerTensor {
+  NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS, POST_NORM, MLP_NORM, GATE_UP, DOWN, POST_MLP_NORM, TENSORS
+};
+
+// Decoder layers of Llama's kind over rows [M, h]; see kernels/cpu/__init__.py.
+template <typename T>
+void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& places, const Tensor& positions,
+                const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList weights, at::IntArrayRef layers,
+                at::IntArrayRef sizes, double scale, double softcap, const Norm& norm, at::TensorList taps, at::IntArrayRef tapped) {
+  int64_t rows = x.size(0), width = x.size(1), heads = sizes[0], kv_heads = sizes[1], size = sizes[2], inner = sizes[3];
+  int64_t activation = sizes[4], turned = cos.size(-1), depth = layers.size() / 2, group = heads / kv_heads;
+  int64_t all_heads = heads + 2 * kv_heads;
+  bool full = cos.scalar_type() == at::kFloat && sizeof(T) == 2;
+  const int64_t *where = cache.const_data_ptr<int64_t>(), *place = places.const_data_ptr<int64_t>();
+  const int64_t* position = positions.const_data_ptr<int64_t>();
+  Tensor normed = at::empty({rows, width}, x.options()), qkv = at::empty({rows, all_heads * size}, x.options());
+  Tensor seen = at::empty({rows, heads * size}, x.options()), gated = at::empty({rows, inner}, x.options());
+  Tensor added = at::empty({rows, width}, x.options());
+  T *xs = (T*)x.mutable_data_ptr(), *ns = (T*)normed.mutable_data_ptr(), *qs = (T*)qkv.mutable_data_ptr();
+  T *as = (T*)seen.mutable_data_ptr(), *gs = (T*)gated.mutable_data_ptr(), *os = (T*)added.mutable_data_ptr();
+  auto tensor = [&](int64_t layer, int which) -> const Tensor& { return weights[layer * TENSORS + which]; };
+  auto data = [&](int64_t layer, int which) { return (const T*)tensor(layer, which).const_data_ptr(); };
+  auto has = [&](int64_t layer, int which) { return tensor(layer, which).numel() > 0; };
+  const int64_t bytes = sizeof(T), cos_row = turned * cos.element_size(), cos_kind = cos.size(1) * cos_row;
+#pragma omp parallel num_threads(at::get_num_threads())
+  {
+    std::vector<T> local;
+    std::vector<int64_t> path;
+    std::vector<float> work;
+    // x += what a layer adds, of blocks or, behind a norm of its own, of whole rows
+    auto add_to = [&](int64_t layer, int post, const T* in, int64_t in_width, int which, const Tensor& bias) {
+      bool later = has(layer, post);
+      share_blocks<T>(in, rows, in_width, tensor(layer, which), bias, width, local,
+                      [&](int64_t first, const T* out, int64_t stride, int64_t count) {
+                        for (int64_t m = 0; m < rows; ++m)
+                          for (int64_t i = 0; i < count; ++i) {
+                            int64_t at = m * width + first + i;
+                            if (later) os[at] = out[m * stride + i];
+                            else put(xs + at, as_float(xs[at]) + as_float(out[m * stride + i]));
+                          }
+                      });
+      if (!later) return;
+      share(rows, [&](int64_t m) {
+        rms_norm<T>(os + m * width, data(layer, post), width, norm, os + m * width);
+        for (int64_t i = 0; i < width; ++i) put(xs + m * width + i, as_float(xs[m * width + i]) + as_float(os[m * width + i]));
+      });
+    };
+    for (int64_t layer = 0; layer < depth; ++layer) {
+      int64_t rope = layers[layer * 2], window = layers[layer * 2 + 1];
+      for (size_t t = 0; t < tapped.size(); ++t)
+        if (tapped[t] == layer) {
+          T* out = (T*)taps[t].mutable_data_ptr();
+          int64_t stride = taps[t].stride(0);
+          share(rows, [&](int64_t m) { std::memcpy(out + m * stride, xs + m * width, width * bytes); });
+        }
+      bool given = input && layer == 0;
+      if (!given)
+        share(rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, NORM), width, norm, ns + m * width); });
+      const T* entry = given ? (const T*)input->const_data_ptr() : ns;
+      share_blocks<T>(entry, rows, given ? input->size(1) : width, tensor(layer, QKV), tensor(layer, QKV_BIAS),
+                      all_heads * size, local,
+                      [&](int64_t first, const T* out, int64_t stride, int64_t count) {
+                        for (int64_t m = 0; m < rows; ++m)
+                          std::memcpy(qs + m * all_heads * size + first, out + m * stride, count * bytes);
+                      });
+      char* keys = (char*)where[0] + layer * where[2] * bytes;
+      char* values = (char*)where[1] + layer * where[2] * bytes;
+      share(rows * (heads + kv_heads), [&](int64_t task) {
+        int64_t m = task / (heads + kv_heads), h = task % (heads + kv_heads);
+        T* head = qs + (m * all_heads + h) * size;
+        const int64_t* p = place + m * 4;
+        if (p[0] < 0) return;
+        int which = h < heads ? Q_NORM : K_NORM;
+        if (has(layer, which)) rms_norm<T>(head, data(layer, which), size, norm, head);
+        int64_t angle = rope * cos_kind + position[m] * cos_row;
+        if (rope >= 0)
+          rotate<T>(head, (const char*)cos.const_data_ptr() + angle, (const char*)sin.const_data_ptr() + angle, full, turned);
+        if (h < heads) return;
+        int64_t at = p[0] * where[3] + (h - heads) * where[4] + p[1] * size;
+        std::memcpy((T*)keys + at, head, size * bytes);
+        std::memcpy((T*)values + at, head + kv_heads * size, size * bytes);
+      });
+      Shape shape{rows, heads, kv_heads, size, float(scale), window, float(softcap)};
+      share(rows * kv_heads, [&](int64_t task) {
+        int64_t m = task / kv_heads, h = task % kv_heads;
+        T* result = as + (m * heads + h * group) * size;
+        const int64_t* p = place + m * 4;
+        if (p[0] < 0) {
+          std::memset((void*)result, 0, group * size * bytes);
+          return;
+        }
+        int64_t at = p[0] * where[3] + h * where[4];
+        attend_row<T>(qs + (m * all_heads + h * group) * size, size, (const T*)keys + at, (const T*)values + at, p, shape,
+                      result, path, work);
+      });
+      add_to(layer, POST_NORM, as, heads * size, OUT, tensor(layer, OUT_BIAS));
+      share(rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, MLP_NORM), width, norm, ns + m * width); });
+      // Gate and up are packed in turns of 32, so that a block has both halves of its products.
+      share_blocks<T>(ns, rows, width, tensor(layer, GATE_UP), Tensor(at::empty({0}, x.options())), 2 * inner, local,
+                      [&](int64_t first, const T* out, int64_t stride, int64_t count) {
+                        for (int64_t m = 0; m < rows; ++m)
+                          for (int64_t b = 0; b < count; b += BLOCK) {
+                            const T* gate = out + m * stride + b;
+                            int64_t half = std::min(BLOCK, count - b) / 2;
+                            activate(gate, gate + half, half, activation == 1, gs + m * inner + (first + b) / 2);
+                          }
+                      });
+      add_to(layer, POST_MLP_NORM, gs, inner, DOWN, Tensor(at::empty({0}, x.options())));
+    }
+  }
+}
+
+// States [M, h] behind the layers of states before them; `input` [M, K] stands for the first layer's normed x. Rotations are
+// looked up by position in cos and sin [R, positions, D'].
+inline Tensor layers(const Tensor& states, const std::optional<Tensor>& input, const Tensor& places, const Tensor& positions,
+                     const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList weights, at::IntArrayRef kinds,
+                     at::IntArrayRef sizes, double scale, double softcap, double eps, int64_t norms, const Tensor& features,
+                     at::IntArrayRef tapped) {
+  Tensor x = states.clone(at::MemoryFormat::Contiguous), at = positions.contiguous(), where = places.contiguous();
+  for (int64_t m = 0; m < at.numel(); ++m) {
+    int64_t position = at.const_data_ptr<int64_t>()[m];
+    TORCH_CHECK(0 <= position && position < cos.size(1), "no rotation for position ", position, " of ", cos.size(1));
+  }
+  std::vector<Tensor> taps;
+  for (size_t t = 0; t < tapped.size(); ++t) taps.push_back(features.narrow(1, t * x.size(1), x.size(1)));
+  Norm norm{float(eps), norms};
+  auto run = x.scalar_type() == at::kFloat ? run_layers<float> : run_layers<uint16_t>;
+  run(x, input, where, at, cache, cos, sin, weights, kinds, sizes, scale, softcap, norm, taps, tapped);
+  return x;
+}
+
+// Rows of a table [V, h] and features [M, h], each normed with a gain of its own, side by side: [M, 2h].
+inline Tensor normed_pairs(const Tensor& table, const Tensor& tokens, const Tensor& features, const Tensor& left,
+                           const Tensor& right, double eps, int64_t kind) {
+  Tensor x = features.contiguous(), ids = tokens.contiguous();
+  int64_t rows = x.size(0), size = x.size(1);
+  Tensor out = at::empty({rows, 2 * size}, x.options());
+  Norm how{float(eps), kind};
+  auto run = [&](auto zero) {
+    using T = decltype(zero);
+    for (int64_t m = 0; m < rows; ++m) {
+      int64_t id = ids.const_data_ptr<int64_t>()[m];
+      TORCH_CHECK(0 <= id && id < table.size(0), "no row ", id, " in a table of ", table.size(0));
+      T* to = (T*)out.mutable_data_ptr() + m * 2 * size;
+      rms_norm((const T*)table.const_data_ptr() + id * size, (const T*)left.const_data_ptr(), size, how, to);
+      rms_norm((const T*)x.const_data_ptr() + m * size, (const T*)right.const_data_ptr(), size, how, to + size);
+    }
+  };
+  if (x.scalar_type() == at::kFloat) run(float());
+  else run(uint16_t());
+  return out;
+}
+
+}  // namespace eagle

@@ -1,0 +1,87 @@
+// Vectors of fp32, bf16 as 16-bit words, and e^x.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace eagle {
+
+constexpr int64_t LANES = 16;  // outputs in a vector of fp32
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
+inline float widen(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  return std::bit_cast<float>(bits);
+}
+
+inline uint16_t narrow(float x) {  // to nearest, ties to even
+  uint32_t bits = std::bit_cast<uint32_t>(x);
+  uint32_t even = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16 | 64) : even);  // what is no number stays none
+}
+
+inline void store(uint16_t* out, f32x16 sum, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = narrow(sum[i]);
+}
+inline void store(float* out, f32x16 sum, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = sum[i];
+}
+inline float as_float(uint16_t x) { return widen(x); }
+inline float as_float(float x) { return x; }
+
+inline f32x16 load16(const float* x) {
+  f32x16 v;
+  std::memcpy(&v, x, 64);
+  return v;
+}
+inline f32x16 load16(const uint16_t* x) {
+  typedef uint16_t u16x16 __attribute__((vector_size(32)));
+  u16x16 half;
+  std::memcpy(&half, x, 32);
+  return std::bit_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
+}
+
+inline float rounded(float x, const uint16_t*) { return widen(narrow(x)); }
+inline float rounded(float x, const float*) { return x; }
+inline void put(uint16_t* out, float x) { *out = narrow(x); }
+inline void put(float* out, float x) { *out = x; }
+
+// e^x for x <= 0, to some 2 ulp; the loop over an array of it becomes vector code.
+inline float exponential(float x) {
+  x = x > -87.0f ? x : -87.0f;
+  float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest integer
+  float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * std::bit_cast<float>(int32_t(n + 127) << 23);
+}
+
+// The greatest lane.
+inline float highest(f32x16 v) {
+  float top = v[0];
+  for (int64_t i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+}
+
+inline bool any_above(f32x16 v, float floor) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(floor), _CMP_GT_OQ) != 0;
+#else
+  return highest(v) > floor;
+#endif
+}
+
+}  // namespace eagle

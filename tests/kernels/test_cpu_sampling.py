@@ -1,0 +1,155 @@
+"""The CPU ops that draw the target's tokens and rank a drafter's, against what they stand for in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import kernels.accept
+from kernels import accept_tree, gumbel_noise
+from kernels.cpu import load_ops
+
+pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
+
+OPS = torch.ops.eagle_cpu
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+def drawn(logits: Tensor, keys: tuple[Tensor, Tensor, Tensor, Tensor], *, by_op: bool = True) -> Tensor:
+    """Tokens [M] of logits [M, V], each row a tree of its own; keys: temperature, seed, sample, position."""
+    temperature, seed, sample, position = keys
+    root = torch.full_like(seed, -1)[:, None]
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_op:
+            patch.setattr(kernels.accept, "ops_loaded", lambda: False)
+        # The token drawn stands one position behind the node.
+        at = position[:, None] - 1
+        return accept_tree(logits[:, None], root, root, at, temperature, seed, sample).token
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(1, 6),
+    st.sampled_from([1, 3, 64, 65, 500, 4099, 20000]),
+    st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.5]), min_size=6, max_size=6),
+    st.sampled_from([0.0, 0.3, 3.0, 20.0]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.5, 0.99]),
+    dtypes,
+    st.integers(0, 10**6),
+)
+def test_tokens_are_drawn_as_torch_draws_them(
+    rows: int,
+    vocab: int,
+    temperatures: list[float],
+    spread: float,
+    shared: bool,
+    ruled_out: float,
+    dtype: torch.dtype,
+    case: int,
+) -> None:
+    generator = torch.Generator().manual_seed(case)
+    logits = spread * torch.randn(rows, vocab, generator=generator)
+    masked = torch.rand(rows, vocab, generator=generator) < ruled_out
+    masked[:, case % vocab] = False
+    logits = logits.masked_fill(masked, -torch.inf).to(dtype)
+    seed = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
+    sample, position = torch.randint(0, 2**31, (2, rows), generator=generator)
+    if shared:  # nodes of one tree: some stand at the same position
+        seed, sample, position = seed[:1].expand(rows), sample[:1].expand(rows), position % 2
+    keys = torch.tensor(temperatures[:rows]), seed, sample, position
+    found = drawn(logits, keys)
+    assert torch.equal(found, drawn(logits, keys, by_op=False))
+    assert all(
+        torch.equal(drawn(logits[i, None], tuple(k[i, None] for k in keys))[0], found[i]) for i in range(rows)
+    )
+
+
+def test_two_tokens_that_only_rounding_tells_apart_are_left_to_it() -> None:
+    """What torch makes of its own logarithms is then the outcome, on any machine."""
+    seed, sample = torch.tensor([5]), torch.tensor([0])
+    left_to_it = 0
+    for position in range(1, 60):
+        at = torch.tensor([position])
+        noise = gumbel_noise(seed, sample, at, torch.arange(300)[None])
+        logits = torch.full((1, 300), -20.0)
+        # The scores of three tokens are the same, but for the last bits.
+        chosen = torch.tensor([7, 120, 299])
+        logits[0, chosen] = 3.0 - noise[0, chosen]
+        keys = torch.tensor([1.0]), seed, sample, at
+        assert torch.equal(drawn(logits, keys), drawn(logits, keys, by_op=False))
+        left_to_it += int(OPS.draw(logits, *keys)) == -1
+        logits[0, 120] += 1e-3  # and now they are not
+        assert int(OPS.draw(logits, *keys)) == 120
+    assert left_to_it == 59
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 4),
+    st.sampled_from([1, 5, 100, 128, 1000]),
+    st.integers(1, 8),
+    st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=4, max_size=4),
+    st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=4),
+    st.integers(0, 10**6),
+)
+def test_children_are_ranked_by_score_and_noise(
+    rows: int, vocab: int, width: int, temperatures: list[float], strengths: list[float], case: int
+) -> None:
+    torch.manual_seed(case)
+    width, pool = min(width, vocab), min(32, vocab)
+    pool = max(pool, width)
+    logits = 3 * torch.randn(rows, vocab)
+    ids = torch.randperm(5000)[:vocab].sort().values
+    keys = torch.randint(0, 2**31, (rows, 3))
+    heat, strength = torch.tensor(temperatures[:rows]), torch.tensor(strengths[:rows])
+    tokens, scores, pooled, log_probs, noise = OPS.rank(
+        logits, ids, heat.tolist(), strength.tolist(), *keys.T.tolist(), pool, width
+    )
+    for row in range(rows):
+        q = (logits[row] / (heat[row] or 1.0)).double().log_softmax(-1)
+        best = q.topk(pool)
+        if heat[row] == 0:
+            expected, chosen = q.topk(width)
+        else:
+            given_noise = gumbel_noise(*keys[row], ids[best.indices])
+            assert torch.equal(pooled[row], ids[best.indices])
+            torch.testing.assert_close(log_probs[row].double(), best.values, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(noise[row], given_noise, rtol=1e-5, atol=1e-5)
+            noisy = best.values + strength[row] * given_noise
+            outside = (1 - best.values.exp().sum()).clamp(min=1e-9).log()
+            outside = outside + torch.lgamma(1 - strength[row].double().clamp(max=0.9))
+            ranked = (noisy - torch.logaddexp(noisy.logsumexp(-1), outside)).topk(width)
+            expected, chosen = ranked.values, best.indices[ranked.indices]
+        # Where nothing is left outside, how much is a matter of rounding.
+        loose = 1e-4 if pool < vocab else 1e-2
+        torch.testing.assert_close(scores[row].double(), expected, rtol=loose, atol=loose)
+        assert tokens[row].tolist() == ids[chosen].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 16, 40, 128])
+def test_likelihoods_of_strengths_are_log_softmaxes(size: int) -> None:
+    torch.manual_seed(size)
+    log_probs, noise = (3 * torch.randn(size)).log_softmax(-1), torch.randn(size)
+    strengths, factors = (0.0, 0.5, 1.0), (1.0, 2.5)
+    found = OPS.likelihoods(log_probs, noise, size - 1, strengths, factors)
+    for s, of_strength in zip(strengths, found, strict=True):
+        for a, value in zip(factors, of_strength, strict=True):
+            exact = (a * (log_probs.double() + s * noise.double())).log_softmax(-1)[-1]
+            torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normed_pairs_are_what_two_norms_give(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    table, features = torch.randn(50, 24, dtype=dtype), torch.randn(3, 24, dtype=dtype)
+    left, right = torch.rand(2, 24).to(dtype)
+    tokens = torch.tensor([7, 49, 0])
+    found = OPS.normed_pairs(table, tokens, features, left, right, 1e-5, 2)
+    apart = OPS.norm(table[tokens], left, 1e-5, 2), OPS.norm(features, right, 1e-5, 2)
+    assert torch.equal(found, torch.cat(apart, -1))
+    with pytest.raises(RuntimeError, match="no row 50 in a table of 50"):
+        OPS.normed_pairs(table, tokens + 1, features, left, right, 1e-5, 2)
