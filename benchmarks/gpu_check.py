@@ -4,7 +4,8 @@
 
 Builds every kernel, compares each with float64, times it against PyTorch's attention and against the time
 that its bytes take at the copy bandwidth measured here, captures a cycle of all kernels as a CUDA graph, and
-runs the engine on a Llama-3.1-8B of random weights with a drafter of known acceptance. Ends with tables and a
+runs the engine on a Llama-3.1-8B of random weights: its cycle with a draft head, captured and not, and with a
+drafter of known acceptance in the host's loop, the device's and the overlapped one. Ends with tables and a
 JSON file, and fails if a result is wrong or the goal for attention is missed. Needs torch, triton,
 transformers and numpy, 24 GB of GPU memory, and for the engine what the project needs; without that the
 engine is left out.
@@ -29,6 +30,7 @@ from benchmarks.gpu import CUDA
 from benchmarks.gpu.checks import check_acceptance, check_attention, check_compaction, check_draft
 from benchmarks.gpu.cycle import run_cycle
 from benchmarks.gpu.engine import run_engine
+from benchmarks.gpu.loop import run_loop
 from benchmarks.gpu.report import Report, machine
 from benchmarks.gpu.size import FULL, SMALL, Size
 from benchmarks.gpu.times import copy_bandwidth, time_attention, time_others, time_tilings
@@ -62,7 +64,10 @@ def main() -> int:
     if arguments.no_engine:
         report.engine = {"left_out": "not asked for"}
     else:
-        part(report, run_engine_if_installed, size, "run_engine")
+        for run in (run_loop, run_engine):
+            part(report, if_installed(run), size, run.__name__)
+            if CUDA:
+                torch.cuda.empty_cache()
     report.seconds["all"] = time.perf_counter() - start
 
     report.print_tables()
@@ -86,11 +91,16 @@ def part(report: Report, run: Callable[[Report, Size], None], size: Size, name: 
     report.seconds[name] = time.perf_counter() - start
 
 
-def run_engine_if_installed(report: Report, size: Size) -> None:
-    try:
-        run_engine(report, size)
-    except ImportError as error:
-        report.engine = {"left_out": f"the project is not installed: {error}"}
+def if_installed(run: Callable[[Report, Size], None]) -> Callable[[Report, Size], None]:
+    """A part that is left out where the project's own dependencies are missing."""
+
+    def tried(report: Report, size: Size) -> None:
+        try:
+            run(report, size)
+        except ImportError as error:
+            report.engine = {"left_out": f"the project is not installed: {error}"}
+
+    return tried
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Report:
     attention: list[Row] = field(default_factory=list)
     kernels: list[Row] = field(default_factory=list)
     cycle: Row = field(default_factory=dict)
+    loops: list[Row] = field(default_factory=list)
     engine: Row = field(default_factory=dict)
     tilings: list[Row] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -46,6 +47,8 @@ class Report:
         if self.tilings:
             ordered = sorted(self.tilings, key=lambda row: (row["nodes"], row["us"]))
             print("\nTilings of attention\n" + table(ordered))
+        if self.loops:
+            print("\nThe engine's cycle with a head, filters on where it is launched\n" + table(self.loops))
         if "runs" in self.engine:
             print("\nEngine\n" + table(self.engine["runs"]))
         else:

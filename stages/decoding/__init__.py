@@ -5,6 +5,7 @@ from stages.decoding.batch import GenerationResult, generate_batch
 from stages.decoding.cost import CostPlanner, Costs, Decisions, FixedPlanner, Planner
 from stages.decoding.drafters import Drafter, DrafterChoice, EagleDrafter, make_drafter
 from stages.decoding.engine import Emission, Engine, GenerationRequest
+from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.model import EagleModel, Generation
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.stats import DecodeStats
@@ -28,6 +29,7 @@ __all__ = [
     "GenerationResult",
     "Planner",
     "SamplingParams",
+    "TokenLogprobs",
     "TreeConfig",
     "TreePlan",
     "generate_batch",

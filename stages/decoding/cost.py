@@ -30,11 +30,14 @@ from typing import Protocol
 from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
 from stages.errors import EagleError
 
-FIRST_WAIT, LONGEST_WAIT = 16, 512
+FIRST_WAIT, LONGEST_WAIT = 16, 256
 """Plain cycles before drafting is tried again."""
 
 PLAIN_EVERY = 256
 """Cycles after which a plain one is due, so that what it costs stays known."""
+
+PRICES_HOLD = 8
+"""Cycles for which prices are used."""
 
 TRIAL = 8
 """Cycles that a trial takes, unless it is hopeless before."""
@@ -179,12 +182,11 @@ class Planner(Protocol):
     """Says what each cycle may draft."""
 
     decisions: Decisions
+    tree: TreeConfig
+    """The tree asked for, or the bounds of what may be planned."""
 
     def start(self, slot: int) -> None:
         """A new sequence takes the slot."""
-
-    def move(self, source: int, destination: int) -> None:
-        """The sequence changes its slot."""
 
     def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
         """For the next cycle of these sequences.
@@ -217,16 +219,13 @@ class FixedPlanner:
 
     def __init__(self, tree: TreeConfig) -> None:
         self.decisions = Decisions()
-        self._tree = tree
+        self.tree = tree
 
     def start(self, slot: int) -> None:
         """Nothing is kept."""
 
-    def move(self, source: int, destination: int) -> None:
-        """Nothing is kept."""
-
     def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
-        return [self._tree.plan(room) for room in left]
+        return [self.tree.plan(room) for room in left]
 
     def observe(
         self,
@@ -239,7 +238,7 @@ class FixedPlanner:
     ) -> None:
         for tree, count in zip(trees, accepted, strict=True):
             self.decisions.cycles += 1
-            self.decisions.drafting += self._tree.kind != "none"
+            self.decisions.drafting += self.tree.kind != "none"
             self.decisions.count(tree, count)
 
 
@@ -280,21 +279,17 @@ class CostPlanner:
         """``limits``: a ``cost`` tree, whose numbers bound every plan."""
         self.costs = costs
         self.decisions = Decisions()
-        self._limits = limits or TreeConfig.parse("cost")
+        self.tree = limits or TreeConfig.parse("cost")
         self._clock = 0
         self._common: dict[int, Habit] = {}  # of all sequences, by kind of batch
         self._rates: dict[int, _Rate] = {}
         self._alone: dict[int, Habit] = {}  # of sequences that run alone, by slot
         self._plain_at: dict[int, int] = {}  # by kind of batch: the last cycle without a drafted node
         self._drafted: set[int] = set()
+        self._made: dict[tuple[int, int], tuple[int, Prices]] = {}  # when, by batch and how many draft
 
     def start(self, slot: int) -> None:
         self._alone.pop(slot, None)
-
-    def move(self, source: int, destination: int) -> None:
-        self._alone.pop(destination, None)
-        if source in self._alone:
-            self._alone[destination] = self._alone.pop(source)
 
     def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
         self._clock += 1
@@ -313,7 +308,7 @@ class CostPlanner:
             self._drafted = set()
             return [TreePlan.none()] * batch
         self.decisions.drafting += len(self._drafted)
-        limits = self._limits
+        limits = self.tree
         return [
             TreePlan("cost", min(limits.depth, room), limits.width, limits.nodes, prices=prices)
             if slot in self._drafted
@@ -394,12 +389,20 @@ class CostPlanner:
             habit.wait = common.wait = FIRST_WAIT
 
     def _prices(self, batch: int, drafting: int) -> Prices:
+        """Made anew every few cycles: costs change slowly."""
+        made, prices = self._made.get((batch, drafting), (-PRICES_HOLD, None))
+        if prices is None or self._clock - made >= PRICES_HOLD:
+            prices = self._priced(batch, drafting)
+            self._made[batch, drafting] = self._clock, prices
+        return prices
+
+    def _priced(self, batch: int, drafting: int) -> Prices:
         plain = self.costs.verify_s(batch)
         rate = self._rates.get(_kind(batch))
         worth = max(batch / plain, rate.tokens_per_s if rate else 0.0)
-        most = drafting * self._limits.nodes
+        most = drafting * self.tree.nodes
         nodes = [worth * (self.costs.verify_s(batch + k) - plain) for k in range(most + 1)]
-        rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self._limits.width + 1)]
+        rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self.tree.width + 1)]
         return Prices(tuple(nodes), (0.0, *rows))
 
 

@@ -9,8 +9,9 @@ a long one does not hold up the others, and then one cycle of all running sequen
     keep, drafter.extend                  accepted rows become the prefix, their true states feed the head
 
 Plain decoding is the same loop with trees of one node. What a sequence puts out is a function of its prompt
-and parameters alone. On a CPU with its ops the nodes of all trees are rows of one forward, without padding,
-and slots are any; elsewhere trees are padded to one size and running sequences hold the first slots.
+and parameters alone. On a CPU with its ops the nodes of all trees are rows of one forward, without padding;
+elsewhere trees are padded to one size. On a GPU sequences that need nothing of the host in a cycle are handed
+to the device's loop (`stages.decoding.device`) once their prompts are read.
 """
 
 from __future__ import annotations
@@ -18,84 +19,30 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kernels import accept_tree, first_argmax
+from kernels import MAX_NODES
 from stages.decoding.cost import Costs, Planner
+from stages.decoding.device import DeviceLoop, Entry, drafts_for
 from stages.decoding.drafters import Drafter
+from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.measure import measure_costs
-from stages.decoding.sampling import SamplingParams, SamplingTensors, TokenHistory, process_logits
-from stages.decoding.stats import DecodeStats
-from stages.decoding.tree import DraftTree, TreePlan
+from stages.decoding.prefix import WarmSlots
+from stages.decoding.running import Emission, FinishReason, GenerationRequest, Running
+from stages.decoding.sampling import TokenHistory
+from stages.decoding.target_pass import TargetPass, tell
+from stages.decoding.tree import DraftTree, TreeConfig, TreePlan
+from stages.decoding.walk import until_end, walk
 from stages.errors import EagleError
-from stages.targets import SlotCache, SlotForward, SlotStep, Target, TargetStates
+from stages.targets import SlotCache, SlotForward, Target, TargetStates
+from stages.targets.slots import ROWS
+
+__all__ = ["Emission", "Engine", "FinishReason", "GenerationRequest"]
 
 PREFILL_ROWS = 512
 """Prompt tokens that a step reads at most."""
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """A prompt to answer; ``id`` is the caller's."""
-
-    id: str
-    prompt_ids: list[int]
-    params: SamplingParams
-
-
-@dataclass(frozen=True)
-class Emission:
-    """Tokens that a step has added to one sequence's output; ``finish_reason`` is set with the last ones."""
-
-    id: str
-    tokens: list[int]
-    finish_reason: FinishReason | None
-    stats: DecodeStats
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """A request under way.
-
-    read: prompt tokens that the target has run.
-    output: tokens so far; the last is the root of the next tree and not in the cache yet.
-    """
-
-    request: GenerationRequest
-    cap: int
-    end_ids: frozenset[int]
-    drafts: bool
-    slot: int = -1
-    read: int = 0
-    output: list[int] = field(default_factory=list)
-    history: TokenHistory | None = None
-    stats: DecodeStats = field(default_factory=DecodeStats)
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def stored(self) -> int:
-        """Rows of the stable prefix: everything but the root."""
-        return len(self.request.prompt_ids) + len(self.output) - 1 if self.output else self.read
-
-    @property
-    def left(self) -> int:
-        """Tokens that may be drafted: the target adds one of its own."""
-        return self.cap - len(self.output) - 1
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        if self.output and self.output[-1] in self.end_ids:
-            return "stop"
-        return "length" if len(self.output) >= self.cap else None
 
 
 class Engine:
@@ -109,23 +56,58 @@ class Engine:
         layers: tuple[int, int, int] | None = None,
         drafter: Drafter | None = None,
         planner: Planner | None = None,
+        prefix_reuse: bool = False,
+        overlap: bool | None = None,
     ) -> None:
         """Args:
         layers: feature layers, for a drafter that wants features.
         planner: says what to draft; goes with a drafter.
+        prefix_reuse: whether a prompt that begins as an earlier sequence did reads only the rest.
+        overlap: whether a cycle is launched before what the last one found is read, which on a GPU is the
+            default. On a CPU, where nothing is gained by it, it takes the GPU's way through the cycle.
         """
         self.target = target
         self.drafter, self.planner = drafter, planner
+        on_device = target.device.type == "cuda" or bool(overlap)
         self.cache = SlotCache.for_model(
-            target.config, slots=slots, rows=1, dtype=target.dtype, device=target.device
+            target.config, slots=slots, rows=1, dtype=target.dtype, device=target.device, spare=int(on_device)
         )
         self._forward = SlotForward(target, self.cache, layers=layers)
-        self._waiting: deque[_Sequence] = deque()
-        self._reading: list[_Sequence] = []
-        self._running: list[_Sequence] = []
+        self._pass = TargetPass(self._forward, target.device)
+        self.device: DeviceLoop | None = None
+        if on_device:
+            tree = TreeConfig.parse("none") if planner is None else planner.tree
+            drafts = drafts_for(drafter, tree, slots=slots, target=target)
+            self.device = DeviceLoop(target, self._forward, drafts, overlap=overlap is not False)
+        self._waiting: deque[Running] = deque()
+        self._reading: list[Running] = []
+        self._running: list[Running] = []
+        self._warm = WarmSlots() if prefix_reuse else None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values that one more token takes in every slot, the drafter's included."""
+        draft = self.drafter.cache if self.drafter is not None else None
+        return self.cache.row_bytes + (draft.row_bytes if draft is not None else 0)
+
+    def fitting_tokens(self, memory: int) -> int:
+        """Tokens that every slot has room for within so many bytes of keys and values."""
+        return max(0, memory // self.token_bytes // ROWS * ROWS - MAX_NODES)
+
+    def needed_bytes(self, tokens: int) -> int:
+        """Bytes of keys and values where every slot has room for so many tokens."""
+        return -(-(tokens + MAX_NODES) // ROWS) * ROWS * self.token_bytes
+
+    def reserve(self, tokens: int) -> None:
+        """Make every slot long enough for a sequence of so many tokens and the largest tree, once for all."""
+        for cache in (self.cache, self.drafter.cache if self.drafter is not None else None):
+            if cache is not None:
+                cache.reserve(tokens + MAX_NODES)
 
     def measure_costs(self) -> Costs:
         """Of this target and drafter on this machine; nothing may be running."""
+        if self._warm is not None:
+            self._warm.forget(0)
         return measure_costs(self.target, self._forward, self._drafting())
 
     @property
@@ -160,42 +142,75 @@ class Engine:
         ends = params.end_ids(self.target.eos_ids)
         history = TokenHistory(request.prompt_ids) if params.adjusts else None
         drafting = drafts and self.drafter is not None
-        self._waiting.append(_Sequence(request, cap, ends, drafting, history=history))
+        self._waiting.append(Running(request, cap, ends, drafting, history=history))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request, whatever state it is in; an unknown one is ignored."""
         self._waiting = deque(s for s in self._waiting if s.request.id != request_id)
-        self._reading = [s for s in self._reading if s.request.id != request_id]
+        for sequence in [s for s in self._reading if s.request.id == request_id]:
+            self._reading.remove(sequence)
+            self._leave(sequence)
         for sequence in [s for s in self._running if s.request.id == request_id]:
             self._release(sequence)
 
     @torch.inference_mode()
     def step(self) -> list[Emission]:
         """Read a piece of the waiting prompts and give every running sequence its next tokens."""
-        self._admit()
-        emissions = self._read() if self._reading else []
-        if self._running:
-            emissions += self._cycle()
-        return emissions
+        try:
+            self._admit()
+            emissions = self._read() if self._reading else []
+            if here := [s for s in self._running if not s.on_device]:
+                emissions += self._cycle(here)
+            if len(self._running) > len(here):
+                emissions += self._device_cycle()
+            return emissions
+        except BaseException:
+            self._distrust()
+            raise
 
     def _admit(self) -> None:
         taken = {s.slot for s in (*self._running, *self._reading)}
-        free = (slot for slot in range(self.cache.slots) if slot not in taken)
-        while self._waiting and (slot := next(free, None)) is not None:
+        free = [slot for slot in range(self.cache.slots) if slot not in taken]
+        while self._waiting and free:
             sequence = self._waiting.popleft()
-            sequence.slot = slot
-            if sequence.drafts:
-                self._drafting().start(slot, sequence.request.prompt_ids, sequence.params)
-                if self.planner is not None:
-                    self.planner.start(slot)
+            self._take_slot(sequence, free)
+            free.remove(sequence.slot)
             self._reading.append(sequence)
+
+    def _take_slot(self, sequence: Running, free: Sequence[int]) -> None:
+        """Give a sequence a slot, and what is known of its prompt."""
+        prompt, source = sequence.request.prompt_ids, None
+        sequence.slot = free[0]
+        if self._warm is not None:
+            busy = {s.slot: s.held for s in (*self._running, *self._reading)}
+            place = self._warm.take(free, busy, prompt, sequence.drafts)
+            sequence.slot, source, sequence.pairs = place.slot, place.source, place.pairs
+            sequence.read = sequence.stats.reused = place.known
+            if source != place.slot:
+                self.cache.copy(source, place.slot, place.known)
+        if sequence.drafts:
+            self._drafting().start(sequence.slot, prompt, sequence.params, sequence.read, source)
+            if self.planner is not None:
+                self.planner.start(sequence.slot)
+
+    def _leave(self, sequence: Running) -> None:
+        """Keep what a sequence leaves in its slot."""
+        if self._warm is not None and sequence.sound:
+            self._warm.leave(sequence.slot, sequence.held)
+
+    def _distrust(self) -> None:
+        """A step has failed half-way: nothing is kept of what the slots hold."""
+        for sequence in (*self._running, *self._reading):
+            sequence.sound = False
+        if self._warm is not None:
+            self._warm.clear()
 
     # ---- prompts ----
 
     def _read(self) -> list[Emission]:
         """Run the next tokens of the prompts that are being read, the first come first."""
         began = time.perf_counter()
-        pieces: list[tuple[_Sequence, int]] = []
+        pieces: list[tuple[Running, int]] = []
         budget = PREFILL_ROWS
         for sequence in self._reading:
             size = min(budget, len(sequence.request.prompt_ids) - sequence.read)
@@ -203,19 +218,21 @@ class Engine:
                 pieces.append((sequence, size))
             budget -= size
             if not self._forward.takes_rows:
-                break  # one at a time: a padded batch would have to be a run of slots
-        states = self._run_pieces(pieces)
+                break  # one at a time: a padded batch would be as long as the longest
+        states = self._pass.read(pieces, tap=self._taps([s for s, _ in pieces]))
         begin, done, rows = 0, [], []
         for sequence, size in pieces:
-            end = begin + size
-            prompt, read = sequence.request.prompt_ids, sequence.read + size
-            sequence.read = read
-            if read == len(prompt):
+            begin += size
+            sequence.read += size
+            if sequence.read == len(sequence.request.prompt_ids):
                 done.append(sequence)
-                rows.append(end - 1)
-            begin = end
-        drawn = self._draw(states.last[rows], done, [None] * len(done)) if done else []
-        first = dict(zip(map(id, done), drawn, strict=True))
+                rows.append(begin - 1)
+        told: list[list[TokenLogprobs] | None] = []
+        first: dict[int, int] = {}
+        if done:
+            logits, drawn = self._pass.draw(states.last[rows], done, [None] * len(done))
+            first = dict(zip(map(id, done), drawn, strict=True))
+            told = tell(logits, done, [([b], [token]) for b, token in enumerate(drawn)])
         begin = 0
         for sequence, size in pieces:
             prompt, at = sequence.request.prompt_ids, sequence.read - size
@@ -223,89 +240,77 @@ class Engine:
             if id(sequence) in first:
                 following.append(first[id(sequence)])
             if sequence.drafts:
-                wanted = self._wanted(states)
-                piece = None if wanted is None else wanted[begin : begin + size]
-                self._drafting().extend([sequence.slot], piece, [following])
+                self._extend([(sequence, begin, range(size), following)], states)
             begin += size
         spent = time.perf_counter() - began
         for sequence, _ in pieces:
             sequence.stats.prefill_s += spent
         emissions = []
-        for sequence in done:
+        for sequence, logprobs in zip(done, told, strict=True):
             self._reading.remove(sequence)
-            self._place(sequence)
-            emissions += self._emit(sequence, [first[id(sequence)]])
+            self._running.append(sequence)
+            emissions.append(self._emit(sequence, [first[id(sequence)]], logprobs))
+            if sequence.finish_reason is None:
+                self._board(sequence)
         self._release_finished(done)
         return emissions
 
-    def _run_pieces(self, pieces: Sequence[tuple[_Sequence, int]]) -> TargetStates:
-        """States of the pieces' tokens, piece after piece: [sum of sizes, ...]."""
-        tap = any(s.drafts for s, _ in pieces) and self._drafting().state == "aux"
-        self.cache.reserve(max(s.read + size for s, size in pieces))
-        tokens = [t for s, size in pieces for t in s.request.prompt_ids[s.read : s.read + size]]
-        positions = [p for s, size in pieces for p in range(s.read, s.read + size)]
-        ids, at = self._tensor(tokens), self._tensor(positions)
-        if self._forward.takes_rows:
-            places = [(s.slot, p, p, 1) for s, size in pieces for p in range(s.read, s.read + size)]
-            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
-        (sequence, size), *_ = pieces
-        step = SlotStep.causal(self.cache, sequence.slot, [sequence.read], size)
-        states = self._forward(ids[None], at[None], step, tap=tap)
-        return TargetStates(states.last[0], None if states.features is None else states.features[0])
+    # ---- cycles on the device ----
 
-    def _place(self, sequence: _Sequence) -> None:
-        """Let a sequence run; padded batches want it in the next slot of the run."""
-        if not self._forward.takes_rows and sequence.slot != len(self._running):
-            self._swap(sequence, len(self._running))
-        self._running.append(sequence)
+    def _board(self, sequence: Running) -> None:
+        """Let the device go on with a sequence, if it needs nothing of the host."""
+        if self.device is None:
+            return
+        if self.device.takes(sequence.params, sequence.end_ids, drafts=sequence.drafts):
+            left = sequence.cap - len(sequence.output)
+            root, ends = sequence.output[-1], sequence.end_ids
+            entry = Entry(root, sequence.stored, left, ends, sequence.params, sequence.drafts)
+            self.device.join(sequence.slot, sequence.request.prompt_ids, entry)
+            sequence.on_device = True
 
-    def _swap(self, sequence: _Sequence, slot: int) -> None:
-        """Move a sequence to a slot that nothing runs in; one that is read there starts anew elsewhere."""
-        for other in self._reading:
-            if other.slot == slot:
-                other.slot, other.read = sequence.slot, 0
-                self._move(sequence, slot)
-                if other.drafts:
-                    self._drafting().start(other.slot, other.request.prompt_ids, other.params)
-                return
-        self._move(sequence, slot)
-
-    def _move(self, sequence: _Sequence, slot: int) -> None:
-        self.cache.move(sequence.slot, slot, sequence.stored)
-        if sequence.drafts:
-            self._drafting().move(sequence.slot, slot)
-            if self.planner is not None:
-                self.planner.move(sequence.slot, slot)
-        sequence.slot = slot
-
-    # ---- cycles ----
-
-    def _cycle(self) -> list[Emission]:
+    def _device_cycle(self) -> list[Emission]:
+        assert self.device is not None
         began = time.perf_counter()
-        running = list(self._running)
+        running = {s.slot: s for s in self._running if s.on_device}
+        emissions = []
+        for slot, found in self.device.step():
+            sequence = running[slot]
+            sequence.stats.add(found.drafted, found.levels, len(found.tokens), found.accepted)
+            emissions.append(self._emit(sequence, found.tokens, None, found.accepted))
+        self._release_finished(list(running.values()))
+        spent = time.perf_counter() - began
+        for sequence in running.values():
+            sequence.stats.decode_s += spent
+        return emissions
+
+    # ---- cycles of the host ----
+
+    def _cycle(self, running: Sequence[Running]) -> list[Emission]:
+        began = time.perf_counter()
         trees = self._propose(running)
         drafted = time.perf_counter()
-        states = self._verify(running, trees)
-        drawn = self._draw(states.last, running, trees)
+        states = self._pass.verify(running, trees, tap=self._taps(running))
+        logits, drawn = self._pass.draw(states.last, running, trees)
         walks, begin = [], 0
         for sequence, tree in zip(running, trees, strict=True):
-            path, bonus = _walk(tree, drawn[begin : begin + len(tree.tokens)])
-            tokens = _until_end([tree.tokens[n] for n in path[1:]] + [bonus], sequence.end_ids)
+            path, bonus = walk(tree, drawn[begin : begin + len(tree.tokens)])
+            tokens = until_end([tree.tokens[n] for n in path[1:]] + [bonus], sequence.end_ids)
             walks.append((begin, path, tokens[: sequence.cap - len(sequence.output)]))
             begin += len(tree.tokens)
+        told = tell(logits, running, [([begin + n for n in path], tokens) for begin, path, tokens in walks])
         verified = time.perf_counter()
         for sequence, tree, (_, path, tokens) in zip(running, trees, walks, strict=True):
             sequence.stats.count(tree, len(tokens), min(len(path) - 1, len(tokens)))
         self._observe(running, trees, walks, drafted - began, verified - drafted)
         emissions, kept = [], []
-        for sequence, (begin, path, tokens) in zip(running, walks, strict=True):
+        for sequence, (begin, path, tokens), logprobs in zip(running, walks, told, strict=True):
             stored = sequence.stored
-            emissions += self._emit(sequence, tokens)
-            if sequence.finish_reason is None:
-                kept.append((sequence, stored, begin, path, tokens))
-        self._keep([(s.slot, stored, path) for s, stored, _, path, _ in kept])
+            emissions.append(self._emit(sequence, tokens, logprobs, min(len(path) - 1, len(tokens))))
+            if sequence.finish_reason is None or self._warm is not None:
+                kept.append((sequence, stored, begin, path[: len(tokens)], tokens))
+        self._pass.keep([(s.slot, stored, path) for s, stored, _, path, _ in kept])
         self._extend([(s, begin, path, tokens) for s, _, begin, path, tokens in kept if s.drafts], states)
-        self._release_finished(running)  # last, as it moves rows of others
+        self._release_finished(running)
         now = time.perf_counter()
         for sequence in running:
             stats = sequence.stats
@@ -314,7 +319,7 @@ class Engine:
             stats.decode_s += now - began
         return emissions
 
-    def _propose(self, running: Sequence[_Sequence]) -> list[DraftTree]:
+    def _propose(self, running: Sequence[Running]) -> list[DraftTree]:
         drafting = [s for s in running if s.drafts]
         found: dict[int, DraftTree] = {}
         if drafting:
@@ -324,65 +329,9 @@ class Engine:
             found = dict(zip(slots, self._drafting().propose(slots, plans), strict=True))
         return [found.get(s.slot) or DraftTree.root_only(s.output[-1]) for s in running]
 
-    def _verify(self, running: Sequence[_Sequence], trees: Sequence[DraftTree]) -> TargetStates:
-        """States of all nodes, tree after tree."""
-        tap = any(s.drafts for s in running) and self._drafting().state == "aux"
-        sizes = [len(tree.tokens) for tree in trees]
-        self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
-        if self._forward.takes_rows:
-            tokens = [t for tree in trees for t in tree.tokens]
-            positions = [s.stored + d for s, tree in zip(running, trees, strict=True) for d in tree.depths]
-            places = [
-                (s.slot, s.stored + i, s.stored, word)
-                for s, tree in zip(running, trees, strict=True)
-                for i, word in enumerate(tree.ancestors())
-            ]
-            ids, at = self._tensor(tokens), self._tensor(positions)
-            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
-        most = max(sizes)
-        padded = [_padded(tree, most) for tree in trees]
-        ids = self._tensor([tree.tokens for tree in padded])
-        lengths = [s.stored for s in running]
-        at = self._tensor([[n + d for d in t.depths] for n, t in zip(lengths, padded, strict=True)])
-        step = SlotStep.tree(self.cache, 0, lengths, self._tensor([t.ancestors() for t in padded]))
-        states = self._forward(ids, at, step, tap=tap)
-        real = self._tensor([b * most + i for b, size in enumerate(sizes) for i in range(size)])
-        features = states.features
-        return TargetStates(
-            states.last.flatten(0, 1)[real],
-            None if features is None else features.flatten(0, 1)[real],
-        )
-
-    def _draw(
-        self, last: Tensor, sequences: Sequence[_Sequence], trees: Sequence[DraftTree | None]
-    ) -> list[int]:
-        """The target's own token at every node, from states [M, h]; None stands for a prompt's last token."""
-        logits = self._forward.logits(last)  # [M, V]
-        sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
-        if any(s.params.adjusts or s.params.filters for s in sequences):
-            logits = logits.float()
-            pieces = []
-            for s, tree, part in zip(sequences, trees, logits.split(sizes), strict=True):
-                shown = None if tree is None else [tree]
-                pieces.append(process_logits(part[None], [s.params], [s.history], shown)[0])
-            logits = torch.cat(pieces)
-        if all(s.params.temperature == 0 for s in sequences):
-            return first_argmax(logits).tolist()
-        params = [s.params for s, size in zip(sequences, sizes, strict=True) for _ in range(size)]
-        keys = SamplingTensors.of(params, last.device)
-        positions = [
-            s.stored + d - (tree is None)
-            for s, tree in zip(sequences, trees, strict=True)
-            for d in ((0,) if tree is None else tree.depths)
-        ]
-        at = self._tensor(positions)[:, None]
-        root = torch.full_like(at, -1)  # every row as a tree of its own: the walk is ours
-        drawn = accept_tree(logits[:, None], root, root, at, keys.temperature, keys.seed, keys.sample)
-        return drawn.token.tolist()
-
     def _observe(
         self,
-        running: Sequence[_Sequence],
+        running: Sequence[Running],
         trees: Sequence[DraftTree],
         walks: Sequence[tuple[int, list[int], list[int]]],
         draft_s: float,
@@ -396,48 +345,47 @@ class Engine:
         slots = [s.slot for s in running]
         self.planner.observe(slots, trees, accepted, draft_s, verify_s, self._drafting().passes)
 
-    def _keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
-        """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""
-        moved = [(slot, stored, path) for slot, stored, path in moved if path[-1] != len(path) - 1]
-        if not moved:
-            return
-        longest = max(len(path) for _, _, path in moved)
-        paths = [path + [-1] * (longest - len(path)) for _, _, path in moved]
-        counts = [len(path) for _, _, path in moved]
-        slots, lengths = [slot for slot, _, _ in moved], [stored for _, stored, _ in moved]
-        self.cache.keep(*map(self._tensor, (slots, lengths, paths, counts)))
-
     def _extend(
-        self, kept: Sequence[tuple[_Sequence, int, list[int], list[int]]], states: TargetStates
+        self, kept: Sequence[tuple[Running, int, Sequence[int], list[int]]], states: TargetStates
     ) -> None:
+        """Give the drafter what was verified: of each sequence its first row, its nodes from there, and the
+        tokens behind them."""
         if not kept:
             return
         wanted = self._wanted(states)
         rows = [begin + node for _, begin, path, _ in kept for node in path]
         chosen = None if wanted is None else wanted[rows]
         self._drafting().extend([s.slot for s, _, _, _ in kept], chosen, [tokens for _, _, _, tokens in kept])
+        for sequence, _, _, tokens in kept:
+            sequence.pairs += len(tokens)
 
-    def _emit(self, sequence: _Sequence, tokens: list[int]) -> list[Emission]:
+    def _emit(
+        self,
+        sequence: Running,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        accepted: int = 0,
+    ) -> Emission:
         sequence.output += tokens
         if sequence.history is not None:
             sequence.history.extend(tokens)
-        return [Emission(sequence.request.id, tokens, sequence.finish_reason, sequence.stats)]
+        reason = sequence.finish_reason
+        return Emission(sequence.request.id, tokens, reason, sequence.stats, logprobs, accepted)
 
-    def _release_finished(self, sequences: Sequence[_Sequence]) -> None:
+    def _release_finished(self, sequences: Sequence[Running]) -> None:
         for sequence in sequences:
             if sequence.finish_reason is not None:
                 self._release(sequence)
 
-    def _release(self, sequence: _Sequence) -> None:
-        """Take a sequence out; in a padded batch the last one closes the gap."""
-        place = self._running.index(sequence)
-        if self._forward.takes_rows:
-            del self._running[place]
-            return
-        last = self._running.pop()
-        if last is not sequence:
-            self._move(last, sequence.slot)
-            self._running[place] = last
+    def _release(self, sequence: Running) -> None:
+        """Take a sequence out."""
+        self._running.remove(sequence)
+        if sequence.on_device:
+            assert self.device is not None
+            self.device.leave(sequence.slot)
+            if sequence.drafts:
+                sequence.pairs = sequence.stored
+        self._leave(sequence)
 
     def _wanted(self, states: TargetStates) -> Tensor | None:
         """What the drafter wants of the target at each row, [M, w]."""
@@ -448,35 +396,10 @@ class Engine:
         assert chosen is not None, "the engine was made without feature layers"
         return chosen
 
+    def _taps(self, sequences: Sequence[Running]) -> bool:
+        """Whether the drafter wants features of one of them."""
+        return any(s.drafts for s in sequences) and self._drafting().state == "aux"
+
     def _drafting(self) -> Drafter:
         assert self.drafter is not None
         return self.drafter
-
-    def _tensor(self, values: object) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.target.device)
-
-
-def _walk(tree: DraftTree, drawn: Sequence[int]) -> tuple[list[int], int]:
-    """The accepted path, the root first, and what the target drew behind it."""
-    children = {
-        (parent, token): node
-        for node, (token, parent) in reversed(list(enumerate(zip(tree.tokens, tree.parents, strict=True))))
-    }
-    path = [0]
-    while (node := children.get((path[-1], drawn[path[-1]]))) is not None:
-        path.append(node)
-    return path, drawn[path[-1]]
-
-
-def _padded(tree: DraftTree, size: int) -> DraftTree:
-    """With children of the root added up to ``size`` nodes, which nothing looks at."""
-    more = size - len(tree.tokens)
-    return DraftTree(tree.tokens + (0,) * more, tree.parents + (0,) * more, tree.depths + (1,) * more)
-
-
-def _until_end(tokens: list[int], end_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first that ends the output, that one included."""
-    for i, token in enumerate(tokens):
-        if token in end_ids:
-            return tokens[: i + 1]
-    return tokens

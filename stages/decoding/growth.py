@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stages.decoding.tree import MAX_EXPANDED, DraftTree, Path, Prices, TreePlan
 
@@ -32,8 +31,7 @@ class AsStated:
         return (parent,)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one candidate below an accepted node.
 
     stated: the drafter's probability of it; rank: its place among the node's children, from 0; parent: the

@@ -53,7 +53,10 @@ class EagleModel:
         drafter: DrafterChoice | None = None,
         *,
         max_batch: int = 1,
+        prefix_reuse: bool = False,
+        overlap: bool | None = None,
     ) -> None:
+        """See ``from_pretrained``."""
         self.target = target
         self.head = head
         self.tree = tree or TreeConfig()
@@ -65,7 +68,13 @@ class EagleModel:
         if choice.kind != "none" and self.tree.kind != "none":
             made = make_drafter(choice, target, head, slots=max_batch)
         self.engine = Engine(
-            target, slots=max_batch, layers=layers, drafter=made, planner=FixedPlanner(self.tree)
+            target,
+            slots=max_batch,
+            layers=layers,
+            drafter=made,
+            planner=FixedPlanner(self.tree),
+            prefix_reuse=prefix_reuse,
+            overlap=overlap,
         )
         if made is not None and self.tree.kind == "cost":
             self.engine.planner = CostPlanner(self.engine.measure_costs(), self.tree)
@@ -82,6 +91,8 @@ class EagleModel:
         chat_template: str | None = None,
         verify: Verify = "full",
         max_batch: int = 1,
+        prefix_reuse: bool = False,
+        overlap: bool | None = None,
     ) -> EagleModel:
         """Load a target and the head trained for it.
 
@@ -91,6 +102,8 @@ class EagleModel:
             tree: see ``TreeConfig.parse``.
             chat_template: a file with a template in place of the target's own.
             max_batch: sequences that are decoded together at most.
+            prefix_reuse: whether a prompt that begins as an earlier sequence did reads only the rest.
+            overlap: see ``Engine``; on a GPU True, unless said otherwise.
             verify: which files of the head are compared with their digests, as in ``open_artifact``.
 
         Raises:
@@ -103,10 +116,12 @@ class EagleModel:
         loaded = load_target(target, device, dtype) if isinstance(target, str) else target
         with_chat_template(loaded, chat_template)
         if artifact is None:
-            return cls(loaded, None, config, max_batch=max_batch)
+            return cls(loaded, None, config, max_batch=max_batch, prefix_reuse=prefix_reuse, overlap=overlap)
         artifact.require_target(loaded.fingerprint, "the target", ignore=("dtype",))
         loaded_head = load_head(artifact, dtype=loaded.dtype, device=loaded.device)
-        return cls(loaded, loaded_head, config, max_batch=max_batch)
+        return cls(
+            loaded, loaded_head, config, max_batch=max_batch, prefix_reuse=prefix_reuse, overlap=overlap
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Prompt ids: of plain text as one user turn, of chat messages by the target's template, or ids as

@@ -47,6 +47,8 @@ class SamplingParams:
     seed, sample: key of the noise; ``sample`` tells apart several outputs of one request.
     stop_token_ids: end the output, besides the target's end of sequence.
     ignore_eos: go on past the target's end of sequence (benchmarks).
+    logprobs: how many of the most probable tokens are told with each of the output; 0 is the output's own
+        alone, None nothing.
     """
 
     max_new_tokens: int = 256
@@ -63,6 +65,7 @@ class SamplingParams:
     sample: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
@@ -75,6 +78,7 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "in [-2, 2]")
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")
         for token, bias in self.logit_bias.items():
             _require(
                 token >= 0 and math.isfinite(bias), f"logit_bias of token {token}", bias, "a number for an id"

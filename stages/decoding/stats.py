@@ -11,6 +11,7 @@ from stages.decoding.tree import DraftTree
 class DecodeStats:
     """Counts and seconds of one request.
 
+    reused: prompt tokens that were not read, as a slot held them.
     steps: verify forwards, one a cycle; the prefill and the token it chooses are not counted.
     tokens: tokens those steps put out.
     drafted, accepted: drafted nodes verified, and those of them that entered the output.
@@ -18,6 +19,7 @@ class DecodeStats:
     prefill_s, decode_s, draft_s, verify_s: of the steps it took part in, with whatever ran beside it.
     """
 
+    reused: int = 0
     steps: int = 0
     tokens: int = 0
     drafted: int = 0
@@ -40,11 +42,15 @@ class DecodeStats:
 
     def count(self, tree: DraftTree, tokens: int, accepted: int) -> None:
         """Add a cycle that verified ``tree`` and put out ``tokens``, ``accepted`` of them drafted."""
+        self.add(tree.drafted, max(tree.depths), tokens, accepted)
+
+    def add(self, drafted: int, depth: int, tokens: int, accepted: int) -> None:
+        """The same, of a tree with so many drafted nodes and levels."""
         self.steps += 1
         self.tokens += tokens
-        self.drafted += tree.drafted
+        self.drafted += drafted
         self.accepted += accepted
         levels = self.accepted_per_depth
-        levels.extend([0] * (max(tree.depths) - len(levels)))
+        levels.extend([0] * (depth - len(levels)))
         for depth in range(accepted):
             levels[depth] += 1

@@ -19,6 +19,7 @@ class OracleDrafter:
     """
 
     state: StateKind = "aux"
+    cache = None
 
     def __init__(self, output: list[int], vocab_size: int, right: float, seed: int) -> None:
         self.output, self.vocab_size, self.right = output, vocab_size, right
@@ -28,17 +29,21 @@ class OracleDrafter:
         self.tokens: list[int] = []
         self.done = 0
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self.features, self.tokens, self.done = [], [], 1 - len(prompt_ids)
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
+        self.features, self.tokens, self.done = [], [], known + 1 - len(prompt_ids)
 
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
         assert states is not None
         self.features.append(states)
         self.tokens += tokens[0]
         self.done += len(tokens[0])
-
-    def move(self, source: int, destination: int) -> None:
-        """It follows one sequence, wherever that is."""
 
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         return [self.tree(plans[0].depth)]

@@ -134,7 +134,7 @@ def test_a_stutter_of_the_machine_moves_little() -> None:
     assert costs.draft_s(1) < 1.1 * CPU_DRAFT[1]
 
 
-def test_a_plan_fits_what_is_left_of_the_output_and_follows_its_sequence() -> None:
+def test_a_plan_fits_what_is_left_of_the_output_and_drafting_is_given_up_alone() -> None:
     made = CostPlanner(Costs(GPU_VERIFY, GPU_DRAFT), TreeConfig.parse("cost:depth=5,nodes=7"))
     first, last, done = made.plan([0, 1, 2], [9, 2, 0])
     assert (first.depth, first.nodes, last.depth) == (5, 7, 2)
@@ -146,8 +146,7 @@ def test_a_plan_fits_what_is_left_of_the_output_and_follows_its_sequence() -> No
     alone = CostPlanner(Costs(CPU_VERIFY, CPU_DRAFT))
     while alone.plan([3], [9])[0].kind == "cost":
         alone.observe([3], [hopeless], [0], 0.0015, 0.0125)
-    alone.move(3, 0)
-    assert alone.plan([0], [9])[0].kind == "none"
+    assert alone.plan([3], [9])[0].kind == "none"
     assert alone.decisions.given_up == 1
     assert alone.decisions.to_json()["acceptance"] == [0.0]
 

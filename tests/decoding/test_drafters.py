@@ -104,6 +104,14 @@ class Text:
         # Few ids, so that there is something to look up.
         return cls([source.randrange(12) for _ in range(length + 1)], states)
 
+    def branch(self, source: random.Random, known: int) -> Text:
+        """A sequence that shares this one's first ``known`` pairs and then goes on otherwise."""
+        other = Text([*self.ids], None if self.states is None else self.states.clone(), known)
+        other.ids[known + 1 :] = [source.randrange(12) for _ in other.ids[known + 1 :]]
+        if other.states is not None:
+            other.states[known:] = other.states[known:].flip(-1)
+        return other
+
     def take(self, count: int) -> tuple[Tensor | None, list[int]]:
         begin, self.done = self.done, self.done + count
         states = None if self.states is None else self.states[begin : self.done]
@@ -122,12 +130,13 @@ def extend(drafter: Drafter, slots: Sequence[int], texts: Sequence[Text], counts
 def test_what_a_drafter_proposes_depends_on_its_sequence_alone(
     kind: str, tiny_target: Target, small_model: Target, data: st.DataObject
 ) -> None:
-    """Whatever else is in the batch, however the pairs came, what was drafted between, and in which slot: the
-    same as from a fresh drafter that is given all pairs at once."""
+    """Whatever else is in the batch, however the pairs came, what was drafted between, and what was
+    taken over of another sequence: the same as from a fresh drafter that is given all pairs at once.
+    """
     source = random.Random(data.draw(st.integers(0, 1 << 30)))
     growing.MOST_WAITING = source.choice([3, 512])  # verified tokens are run sooner or later
     drafter = make(kind, tiny_target, small_model, slots=4)
-    batch = {slot: Text.random(source, tiny_target, drafter.state, 30) for slot in (0, 1, 2)}
+    batch = {slot: Text.random(source, tiny_target, drafter.state, 45) for slot in (0, 1, 2)}
     for slot, text in batch.items():
         drafter.start(slot, text.ids[: source.randint(1, 9)], SamplingParams())
     for _ in range(source.randint(1, 5)):
@@ -136,11 +145,15 @@ def test_what_a_drafter_proposes_depends_on_its_sequence_alone(
         extend(drafter, slots, [batch[slot] for slot in slots], counts)
         some = [slot for slot in slots if batch[slot].done and source.random() < 0.7]
         drafter.propose(some, [PLAN if source.random() < 0.8 else TreePlan.none() for _ in some])
-        if source.random() < 0.3:
-            moved = source.choice(sorted(batch))
-            free = next(slot for slot in range(4) if slot not in batch)
-            drafter.move(moved, free)
-            batch[free] = batch.pop(moved)
+        begun = [slot for slot in batch if batch[slot].done]
+        if begun and source.random() < 0.3:
+            parent = source.choice(begun)
+            slot = source.choice([parent, *(slot for slot in range(4) if slot not in batch)])
+            known = source.randint(1, batch[parent].done)
+            batch[slot] = batch[parent].branch(source, known)
+            given = None if slot == parent and source.random() < 0.5 else parent
+            drafter.start(slot, batch[slot].ids[: known + 5], SamplingParams(), known, given)
+            extend(drafter, [slot], [batch[slot]], [source.randint(1, 3)])
     begun = [slot for slot in batch if batch[slot].done]
     proposed = drafter.propose(begun, [PLAN] * len(begun))
     for slot, tree in zip(begun, proposed, strict=True):
@@ -154,6 +167,45 @@ def test_what_a_drafter_proposes_depends_on_its_sequence_alone(
         if kind != "ngram":
             assert tree.drafted == PLAN.nodes
             assert max(tree.depths) > 1
+
+
+def by_place(output: Sequence[int]) -> Tensor:
+    """Lets follow every seventh id, which ones by the length and the last token of the output."""
+    first = (3 * len(output) + sum(output[-1:])) % 7
+    return torch.arange(512) % 7 == first
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "draft model"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_a_mask_forbids_is_not_drafted(
+    kind: str, temperature: float, tiny_target: Target, small_model: Target
+) -> None:
+    drafter = make(kind, tiny_target, small_model, slots=1)
+    text = Text.random(random.Random(2), tiny_target, drafter.state, 20)
+    params = SamplingParams(temperature=temperature, token_mask=by_place)
+    drafter.start(0, text.ids[:9], params)
+    for count in (5, 4, 6):  # the prompt in two pieces, then some output
+        extend(drafter, [0], [text], [count])
+    tree = drafter.propose([0], [PLAN])[0]
+    assert max(tree.depths) > 1
+    for node in range(1, len(tree.tokens)):
+        path, at = [], tree.parents[node]
+        while at > 0:
+            path.insert(0, tree.tokens[at])
+            at = tree.parents[at]
+        assert by_place([*text.ids[9:16], *path])[tree.tokens[node]]
+
+
+def test_a_mask_that_leaves_no_draft_token_changes_nothing(tiny_target: Target, small_model: Target) -> None:
+    trees, others = [], torch.ones(tiny_target.vocab_size, dtype=torch.bool)
+    others[HEADS["eagle3"](tiny_target).draft_ids] = False  # type: ignore[union-attr]
+    for mask in (None, lambda _: others):
+        drafter = make("eagle3", tiny_target, small_model, slots=1)
+        text = Text.random(random.Random(2), tiny_target, drafter.state, 20)
+        drafter.start(0, text.ids[:9], SamplingParams(token_mask=mask))
+        extend(drafter, [0], [text], [8])
+        trees += drafter.propose([0], [PLAN])
+    assert trees[0] == trees[1]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle3, two layers and a window", "eagle1"])

@@ -13,6 +13,7 @@ were.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from stages.decoding.growth import Outcome
@@ -121,4 +122,4 @@ def _logit(probability: float) -> float:
 
 
 def _kind(chance: float) -> int:
-    return sum(chance >= bound for bound in _SURE)
+    return bisect_right(_SURE, chance)

@@ -36,7 +36,7 @@ class ModelDrafter(GrowingDrafter):
         """One pass of the model over rows of any sequences: tokens and positions int64 [M] to states [M,
         h]."""
         if rows.compiled:
-            return self._decode(tokens, positions, RowStep(rows.places, self._cache.where))
+            return self._decode(tokens, positions, RowStep(rows.places, self.cache.where))
         parts = [
             self._decode(tokens[run.begin : run.end], positions[run.begin : run.end], self._step(run))
             for run in rows.runs
@@ -57,9 +57,9 @@ class ModelDrafter(GrowingDrafter):
 
     def _step(self, run: Run) -> SlotStep:
         if run.words is None:
-            return SlotStep.causal(self._cache, run.slot, [run.length], run.end - run.begin)
-        words = torch.tensor([run.words], device=self._cache.data.device)
-        return SlotStep.tree(self._cache, run.slot, [run.length], words, offset=run.offset)
+            return SlotStep.causal(self.cache, run.slot, [run.length], run.end - run.begin)
+        words = torch.tensor([run.words], device=self.cache.data.device)
+        return SlotStep.tree(self.cache, run.slot, [run.length], words, offset=run.offset)
 
     def _take_in(
         self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
+from stages.targets import SlotCache
 
 StateKind = Literal["none", "aux", "last"]
 """What a drafter wants of the target: nothing, the features [3h] of the tapped layers, or the state [h] after
@@ -30,8 +31,24 @@ class Drafter(Protocol):
     passes: list[int]
     """Rows of each pass of the drafter's model in the last ``propose``."""
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """A new sequence takes the slot."""
+    @property
+    def cache(self) -> SlotCache | None:
+        """Keys and values of the drafter's own model, if it has one."""
+
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
+        """A new sequence takes the slot.
+
+        Args:
+            known: pairs of the prompt that need not come, as those that ``source`` begins with are the same.
+            source: the slot itself by default.
+        """
 
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
         """Take verified pairs; what was drafted before is dropped.
@@ -46,9 +63,6 @@ class Drafter(Protocol):
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         """A tree below the last verified token of each slot."""
 
-    def move(self, source: int, destination: int) -> None:
-        """The sequence in one slot goes to another, whose own has ended."""
-
 
 class Slots(Generic[T]):
     """Records of the sequences that a drafter follows."""
@@ -62,20 +76,25 @@ class Slots(Generic[T]):
     def put(self, slot: int, record: T) -> None:
         self._records[slot] = record
 
-    def move(self, source: int, destination: int) -> None:
-        self._records[destination] = self._records.pop(source)
-
 
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
     state: StateKind = "none"
+    cache = None
 
     def __init__(self) -> None:
         self.passes: list[int] = []
         self._roots: Slots[int] = Slots()
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
         self._roots.put(slot, prompt_ids[-1])
 
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
@@ -84,6 +103,3 @@ class NoDrafter:
 
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         return [DraftTree.root_only(self._roots[slot]) for slot in slots]
-
-    def move(self, source: int, destination: int) -> None:
-        self._roots.move(source, destination)

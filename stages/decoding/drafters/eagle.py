@@ -39,6 +39,7 @@ class EagleDrafter(GrowingDrafter):
             head_dim=config.head_dim,
             dtype=weight.dtype,
             device=weight.device,
+            spare=1,  # small, as there are few layers; see `stages.decoding.device`
         )
         self._cpu = CpuHead.of(head)
         super().__init__(cache, head.draft_ids, calibrations)
@@ -56,7 +57,8 @@ class EagleDrafter(GrowingDrafter):
             The last layer's output [M, h].
         """
         if self._cpu is not None:
-            return self._cpu.forward(tokens, feature, positions, RowStep(rows.places, rows.cache.where))
+            step = RowStep(rows.places, rows.cache.where)
+            return self._cpu.forward(tokens, feature, positions, step, rows.cache.rows)
         window = self.head.config.sliding_window
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ class EagleDrafter(GrowingDrafter):
     ) -> Tensor:
         assert states is not None, "an EAGLE head needs the target's states"
         at = torch.tensor(positions, device=tokens.device)
-        feature = (self._cpu or self.head).fuse(states.to(self._cache.data.dtype))
+        feature = (self._cpu or self.head).fuse(states.to(self.cache.data.dtype))
         return self.forward(feature, tokens, at, rows)
 
     def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:

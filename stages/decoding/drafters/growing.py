@@ -27,9 +27,13 @@ from stages.decoding.growth import TreeGrowth, frontiers, trees
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan, bit
 from stages.targets import SlotCache
+from stages.targets.inference import inference
 
 MOST_WAITING = 512
 """Verified tokens of a sequence that may wait; states of the target are large."""
+
+_RULED_OUT = -1e4
+"""In the place of a logit: next to no chance, and yet a number."""
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Followed:
     length: stable rows in the cache.
     waiting, states: verified tokens that have not been run, and the target's states that go with them.
     state: the drafter's own state after the last stable row [h].
+    prompt: verified tokens that will still be the prompt's; output: those behind it, for a token mask.
     growth, nodes: of the last tree; the nodes whose children were ranked, -1 the root.
     """
 
@@ -48,6 +53,8 @@ class Followed:
     states: list[Tensor] = field(default_factory=list)
     length: int = 0
     state: Tensor | None = None
+    prompt: int = 0
+    output: list[int] = field(default_factory=list)
     growth: TreeGrowth | None = None
     nodes: dict[int, Node] = field(default_factory=dict)
 
@@ -66,6 +73,14 @@ class _Drafting:
     def stored(self) -> int:
         """Drafted rows behind the stable ones."""
         return len(self.words) - 1
+
+    def path(self, candidate: int) -> list[int]:
+        """The drafted tokens from below the root to a candidate, -1 the root."""
+        tokens: list[int] = []
+        while candidate >= 0:
+            tokens.insert(0, self.growth.token(candidate))
+            candidate = self.growth.parent(candidate)
+        return tokens
 
     def add(self, candidates: Sequence[int]) -> tuple[int, ...]:
         """Give the candidates the next rows; returns their ancestor words."""
@@ -90,14 +105,35 @@ class GrowingDrafter(ABC):
         self.calibrations = calibrations or Calibrations()
         self.passes: list[int] = []
         self.ranking = Ranking(draft_ids, self.calibrations)
-        self._cache = cache
+        self.cache = cache
         self._device = draft_ids.device
         self._sequences: Slots[Followed] = Slots()
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._sequences.put(slot, Followed(params, prompt_ids[0], waiting=list(prompt_ids[: 1 - self.lag])))
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
+        if not known:
+            waiting = list(prompt_ids[: 1 - self.lag])
+            sequence = Followed(params, prompt_ids[0], waiting, prompt=len(prompt_ids) - 1)
+            self._sequences.put(slot, sequence)
+            return
+        source = slot if source is None else source
+        last, rows = self._sequences[source], known + 1 - self.lag
+        length = min(last.length, rows)
+        # Of those that wait the target's states do too, unless the drafter wants none.
+        waiting = last.waiting[: rows - length]
+        states = [torch.cat(last.states)[: len(waiting)]] if waiting and last.states else []
+        if source != slot:
+            self.cache.copy(source, slot, length)
+        left = len(prompt_ids) - 1 - known
+        self._sequences.put(slot, Followed(params, prompt_ids[known], waiting, states, length, prompt=left))
 
-    @torch.inference_mode()
+    @inference
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
         begin = 0
         for slot, new in zip(slots, tokens, strict=True):
@@ -106,6 +142,9 @@ class GrowingDrafter(ABC):
                 self.ranking.learn(sequence.params.temperature, sequence.growth, sequence.nodes, new)
             sequence.growth = None
             sequence.waiting.extend(new)
+            if sequence.params.token_mask is not None:
+                sequence.output.extend(new[sequence.prompt :])
+            sequence.prompt = max(0, sequence.prompt - len(new))
             sequence.root = new[-1]
             if states is not None:
                 sequence.states.append(states[begin : begin + len(new)])
@@ -113,12 +152,20 @@ class GrowingDrafter(ABC):
         if long := [slot for slot in slots if len(self._sequences[slot].waiting) >= MOST_WAITING]:
             self._catch_up(long)
 
-    def move(self, source: int, destination: int) -> None:
-        sequence = self._sequences[source]
-        self._cache.move(source, destination, min(sequence.length, self._cache.rows))
-        self._sequences.move(source, destination)
+    @inference
+    def hand_over(self, slot: int) -> Tensor:
+        """The model's state [h] behind the last verified token, for one who goes on with this cache: of the
+        slot's rows, those of verified tokens stay as they are."""
+        if self._sequences[slot].waiting:
+            self._catch_up([slot])
+        return _known(self._sequences[slot].state)
 
-    @torch.inference_mode()
+    def take_back(self, slot: int, length: int) -> None:
+        """Whoever went on has left so many rows; the sequence itself has ended."""
+        sequence = self._sequences[slot]
+        sequence.length, sequence.state = length, None
+
+    @inference
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         self.passes = []
         asked = [b for b, plan in enumerate(plans) if plan.kind != "none" and plan.depth > 0]
@@ -140,10 +187,10 @@ class GrowingDrafter(ABC):
             confidence = self.calibrations.at(sequence.params.temperature) if plan.prices else None
             sequence.growth, sequence.nodes = TreeGrowth(plan, sequence.root, confidence), {}
             drafts.append(_Drafting(slot, sequence, sequence.growth))
-        states = torch.stack([_known(draft.sequence.state) for draft in drafts])  # [rows, h]
+        passed = [_joined([_known(draft.sequence.state)[None] for draft in drafts])]  # [rows, h] of each pass
         for row, draft in enumerate(drafts):
             draft.places[-1] = row
-        self._branch([(draft, -1) for draft in drafts], states)
+        self._branch([(draft, -1) for draft in drafts], passed[0])
         while any(levels := frontiers([draft.growth for draft in drafts])):
             nodes = [(d, c) for d, level in zip(drafts, levels, strict=True) for c in level]
             runs: list[Run] = []
@@ -157,17 +204,17 @@ class GrowingDrafter(ABC):
             parents = [draft.places[draft.growth.parent(candidate)] for draft, candidate in nodes]
             self.passes.append(len(nodes))
             fresh = self._run(
-                states[parents],
+                _joined(passed, parents),
                 torch.tensor(
                     [draft.growth.token(candidate) for draft, candidate in nodes], device=self._device
                 ),
                 # The children of the root stand one position behind the stable rows.
                 [draft.sequence.length + draft.growth.depth(candidate) - 1 for draft, candidate in nodes],
-                DraftRows.of(self._cache, runs),
+                DraftRows.of(self.cache, runs),
             )
-            for row, (draft, candidate) in enumerate(nodes, start=len(states)):
+            for row, (draft, candidate) in enumerate(nodes, start=sum(map(len, passed))):
                 draft.places[candidate] = row
-            states = torch.cat((states, fresh))
+            passed.append(fresh)
             self._branch(nodes, fresh)
         return trees([draft.growth for draft in drafts])
 
@@ -183,10 +230,10 @@ class GrowingDrafter(ABC):
         self.passes.append(runs[-1].end)
         given = [states for sequence in sequences for states in sequence.states]
         hidden = self._take_in(
-            torch.cat(given) if given else None,
+            _joined(given) if given else None,
             torch.tensor([t for sequence in sequences for t in sequence.waiting], device=self._device),
             [p for run in runs for p in range(run.length, run.size)],
-            DraftRows.of(self._cache, runs),
+            DraftRows.of(self.cache, runs),
         )
         for run, sequence in zip(runs, sequences, strict=True):
             sequence.state = hidden[run.end - 1]
@@ -203,10 +250,27 @@ class GrowingDrafter(ABC):
             sequence.nodes[candidate] = node
             ranked.append(node)
         width = max(draft.growth.plan.width for draft, _ in nodes)
-        children = self.ranking.children(ranked, self._logits(states), width)
+        logits = self._logits(states)
+        self._rule_out(nodes, logits)
+        children = self.ranking.children(ranked, logits, width)
         for (draft, candidate), (tokens, scores) in zip(nodes, children, strict=True):
             width = draft.growth.plan.width
-            draft.growth.add_children(candidate, tokens[:width], scores[:width])
+            best = [score for score in scores[:width] if score > _RULED_OUT / 10]
+            draft.growth.add_children(candidate, tokens[: len(best)], best)
+
+    def _rule_out(self, nodes: Sequence[tuple[_Drafting, int]], logits: Tensor) -> None:
+        """Leave no chance, in logits [R, Vd], to tokens that a sequence's own mask does not let follow.
+
+        Under a schema the target draws none of them, and few may follow, so that a head that has never seen
+        such text still guesses well.
+        """
+        for row, (draft, candidate) in zip(logits, nodes, strict=True):
+            mask = draft.sequence.params.token_mask
+            if mask is not None:
+                allowed = mask([*draft.sequence.output, *draft.path(candidate)])
+                allowed = allowed.to(row.device)[self.ranking.draft_ids]
+                if bool(allowed.any()):
+                    row.masked_fill_(~allowed, _RULED_OUT)
 
     @abstractmethod
     def _take_in(
@@ -221,6 +285,16 @@ class GrowingDrafter(ABC):
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
         """Scores over the draft vocabulary [R, Vd]."""
+
+
+def _joined(parts: Sequence[Tensor], rows: Sequence[int] | None = None) -> Tensor:
+    """The rows [M, w] of all parts, or some of them; what needs no copying is not copied."""
+    if rows is not None:
+        before = sum(map(len, parts[:-1]))
+        if min(rows) >= before:
+            parts, rows = parts[-1:], [row - before for row in rows]
+    whole = parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+    return whole if rows is None or list(rows) == list(range(len(whole))) else whole[rows]
 
 
 def _known(state: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from stages.decoding.growth import TreeGrowth, grow, trees
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
 from stages.heads import MedusaHead
+from stages.targets.inference import inference
 
 
 @dataclass
@@ -34,6 +35,7 @@ class MedusaDrafter:
     level are the same, and a path is worth the product of its tokens' probabilities."""
 
     state: StateKind = "last"
+    cache = None
 
     def __init__(self, head: MedusaHead, *, calibrations: Calibrations | None = None) -> None:
         self.head = head
@@ -42,8 +44,15 @@ class MedusaDrafter:
         self._ranking = Ranking(head.draft_ids, self.calibrations)
         self._sequences: Slots[_Followed] = Slots()
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._sequences.put(slot, _Followed(params, prompt_ids[0]))
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
+        self._sequences.put(slot, _Followed(params, prompt_ids[known], position=known))
 
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
         assert states is not None, "Medusa heads need the target's states"
@@ -56,10 +65,7 @@ class MedusaDrafter:
             sequence.growth, sequence.root, sequence.state = None, new[-1], states[end - 1]
             sequence.position += len(new)
 
-    def move(self, source: int, destination: int) -> None:
-        self._sequences.move(source, destination)
-
-    @torch.inference_mode()
+    @inference
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         sequences = [self._sequences[slot] for slot in slots]
         for sequence, plan in zip(sequences, plans, strict=True):

@@ -27,6 +27,7 @@ class NgramDrafter:
     """
 
     state: StateKind = "none"
+    cache = None
 
     def __init__(self, least: int = 2, most: int = 4, *, calibrations: Calibrations | None = None) -> None:
         """``least`` to ``most`` tokens must match.
@@ -41,9 +42,16 @@ class NgramDrafter:
         self._least, self._most = least, most
         self._sequences: Slots[_Text] = Slots()
 
-    def start(self, slot: int, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        known: int = 0,
+        source: int | None = None,
+    ) -> None:
         text = _Text(self._least, self._most, params)
-        text.append(prompt_ids[:1])
+        text.append(prompt_ids[: known + 1])
         self._sequences.put(slot, text)
 
     def extend(self, slots: Sequence[int], states: Tensor | None, tokens: Sequence[Sequence[int]]) -> None:
@@ -53,9 +61,6 @@ class NgramDrafter:
                 self.calibrations.at(text.params.temperature).observe(text.growth.outcomes(new))
                 text.growth = None
             text.append(new)
-
-    def move(self, source: int, destination: int) -> None:
-        self._sequences.move(source, destination)
 
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         growths: list[TreeGrowth] = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import gumbel_noise
+from kernels.cpu import DTYPES, ops_loaded
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.strength import POOL, NoiseStrength, Pool, with_noise
 from stages.decoding.growth import TreeGrowth
@@ -36,7 +37,7 @@ class Ranking:
     def __init__(self, draft_ids: Tensor, calibrations: Calibrations) -> None:
         """``draft_ids``: int64 [Vd], target ids of the drafter's vocabulary."""
         self.strength = NoiseStrength()
-        self._draft_ids = draft_ids
+        self.draft_ids = draft_ids
         self._calibrations = calibrations
 
     def children(
@@ -48,30 +49,57 @@ class Ranking:
             nodes: R of them; those at a temperature are given their pool.
             logits: [R, Vd], the drafter's scores of a child.
         """
-        logits = logits.float()
         width = min(width, logits.shape[-1])
+        if logits.device.type == "cpu" and logits.dtype in DTYPES and ops_loaded():
+            tokens, scores = self._by_op(nodes, logits, width)
+            return list(zip(tokens.tolist(), scores.tolist(), strict=True))
+        logits = logits.float()
         if all(node.params.temperature == 0 for node in nodes):
             best = logits.topk(width, dim=-1)
-            tokens, scores = self._draft_ids[best.indices], best.values - logits.logsumexp(-1, keepdim=True)
+            tokens, scores = self.draft_ids[best.indices], best.values - logits.logsumexp(-1, keepdim=True)
         else:
             tokens, scores = self._with_noise(nodes, logits, width)
         return list(zip(tokens.tolist(), scores.tolist(), strict=True))
+
+    def _by_op(self, nodes: Sequence[Node], logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """By the CPU op, which computes the same up to rounding."""
+        drawn = [node.params.temperature > 0 for node in nodes]
+        pool = min(max(POOL, width), logits.shape[-1]) if any(drawn) else 0
+        tokens, scores, ids, log_probs, noise = torch.ops.eagle_cpu.rank(
+            logits,
+            self.draft_ids,
+            [node.params.temperature for node in nodes],
+            self._strengths(nodes),
+            [signed(node.params.seed) for node in nodes],
+            [node.params.sample for node in nodes],
+            [node.position for node in nodes],
+            pool,
+            width,
+        )
+        for row, node in enumerate(nodes):
+            if drawn[row]:
+                node.pool = Pool(ids[row], log_probs[row], noise[row], node.depth)
+        return tokens, scores
+
+    def _strengths(self, nodes: Sequence[Node]) -> list[float]:
+        return [
+            self.strength.at(node.params.temperature, node.depth) if node.params.temperature > 0 else 0.0
+            for node in nodes
+        ]
 
     def _with_noise(self, nodes: Sequence[Node], logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         temperatures = [node.params.temperature or 1.0 for node in nodes]
         logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
         pooled = logits.topk(min(max(POOL, width), logits.shape[-1]), dim=-1)
-        ids, log_probs = self._draft_ids[pooled.indices], pooled.values - logits.logsumexp(-1, keepdim=True)
+        ids, log_probs = self.draft_ids[pooled.indices], pooled.values - logits.logsumexp(-1, keepdim=True)
         keys = [[signed(node.params.seed), node.params.sample, node.position] for node in nodes]
         seed, sample, position = torch.tensor(keys, device=ids.device).unbind(1)
         noise = gumbel_noise(seed, sample, position, ids)
-        strengths = []
         for row, node in enumerate(nodes):
-            drawn = node.params.temperature > 0
-            strengths.append(self.strength.at(node.params.temperature, node.depth) if drawn else 0.0)
-            if drawn:
+            if node.params.temperature > 0:
                 node.pool = Pool(ids[row], log_probs[row], noise[row], node.depth)
-        ranked = with_noise(log_probs, noise, torch.tensor(strengths, device=ids.device)[:, None])
+        strengths = torch.tensor(self._strengths(nodes), device=ids.device)[:, None]
+        ranked = with_noise(log_probs, noise, strengths)
         top = ranked.topk(width, dim=-1)
         return ids.gather(1, top.indices), top.values
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.cpu import ops_loaded
 from stages.decoding.drafters.calibration import temperature_kind
 
 GRID = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
@@ -29,6 +30,8 @@ POOL = 128
 _START = 0.5
 _FADING = 0.998
 _LEVELS = 4
+# The starting value counts like a few draws, so that the first ones do not throw it about.
+_PRIOR = torch.tensor([-2.0 * abs(s - _START) for s in GRID], dtype=torch.float64)
 
 
 @dataclass
@@ -58,8 +61,6 @@ class NoiseStrength:
 
     def __init__(self) -> None:
         self._levels: dict[tuple[int, int], _Level] = {}
-        self._grid = torch.tensor(GRID)[:, None, None]
-        self._factors = torch.tensor(_FACTORS)[:, None]
 
     def at(self, temperature: float, depth: int) -> float:
         """The strength for children ``depth`` levels below the root."""
@@ -68,22 +69,27 @@ class NoiseStrength:
     def observe(self, temperature: float, pool: Pool, drawn: int) -> None:
         """The target drew token ``drawn`` where the pool's node stands. Nothing is learned of a draw from
         outside the pool."""
-        found = (pool.ids == drawn).nonzero()
-        if not len(found):
+        try:
+            place = pool.ids.tolist().index(drawn)
+        except ValueError:
             return
         level = self._level(temperature, pool.depth)
-        ranked = self._grid * pool.noise.cpu() + pool.log_probs.cpu()  # [S, 1, P]
-        likely = (self._factors * ranked).log_softmax(-1)[..., int(found[0, 0])]  # [S, A]
-        level.likelihood = level.likelihood * _FADING + likely
-        # The starting value counts like a few draws, so that the first ones do not throw it about.
-        prior = torch.tensor([-abs(s - _START) for s in GRID], dtype=torch.float64)
-        level.strength = GRID[int((level.likelihood.amax(-1) + 2.0 * prior).argmax())]
+        level.likelihood = level.likelihood * _FADING + _likelihoods(pool, place)
+        level.strength = GRID[int((level.likelihood.amax(-1) + _PRIOR).argmax())]
 
     def _level(self, temperature: float, depth: int) -> _Level:
         key = temperature_kind(temperature), min(depth, _LEVELS)
         if key not in self._levels:
             self._levels[key] = _Level()
         return self._levels[key]
+
+
+def _likelihoods(pool: Pool, place: int) -> Tensor:
+    """log-softmax(a * r_s) of the token at a place of the pool: [S, A]."""
+    if pool.noise.device.type == "cpu" and ops_loaded():
+        return torch.ops.eagle_cpu.likelihoods(pool.log_probs, pool.noise, place, GRID, _FACTORS)
+    ranked = torch.tensor(GRID)[:, None, None] * pool.noise.cpu() + pool.log_probs.cpu()  # [S, 1, P]
+    return (torch.tensor(_FACTORS)[:, None] * ranked).log_softmax(-1)[..., place]
 
 
 def with_noise(pool_log_probs: Tensor, noise: Tensor, strength: Tensor) -> Tensor:

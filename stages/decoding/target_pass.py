@@ -1,0 +1,140 @@
+"""Passes of the target over sequences in slots, their prompts and trees, and the tokens drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import accept_tree, first_argmax
+from stages.decoding.logprobs import TokenLogprobs, token_logprobs
+from stages.decoding.running import Running
+from stages.decoding.sampling import SamplingTensors, process_logits
+from stages.decoding.tree import DraftTree
+from stages.decoding.walk import padded_tree
+from stages.targets import SlotForward, SlotStep, TargetStates
+
+
+class TargetPass:
+    """Runs a target over what the sequences of an engine bring.
+
+    On a CPU with its ops the tokens of all are rows of one forward; elsewhere trees are padded to one size,
+    and prompts are read one at a time.
+
+    Args of its methods:
+        tap: whether the states come with the features.
+    """
+
+    def __init__(self, forward: SlotForward, device: torch.device) -> None:
+        self.cache = forward.cache
+        self._forward = forward
+        self._device = device
+
+    def read(self, pieces: Sequence[tuple[Running, int]], *, tap: bool) -> TargetStates:
+        """States of the next tokens of prompts, so many of each, piece after piece: [sum of sizes, ...].
+
+        Where rows are not taken, a single piece.
+        """
+        self.cache.reserve(max(s.read + size for s, size in pieces))
+        tokens = [t for s, size in pieces for t in s.request.prompt_ids[s.read : s.read + size]]
+        positions = [p for s, size in pieces for p in range(s.read, s.read + size)]
+        ids, at = self._tensor(tokens), self._tensor(positions)
+        if self._forward.takes_rows:
+            places = [(s.slot, p, p, 1) for s, size in pieces for p in range(s.read, s.read + size)]
+            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
+        (sequence, size), *_ = pieces
+        step = SlotStep.causal(self.cache, sequence.slot, [sequence.read], size)
+        states = self._forward(ids[None], at[None], step, tap=tap)
+        return TargetStates(states.last[0], None if states.features is None else states.features[0])
+
+    def verify(self, running: Sequence[Running], trees: Sequence[DraftTree], *, tap: bool) -> TargetStates:
+        """States of all nodes, tree after tree."""
+        sizes = [len(tree.tokens) for tree in trees]
+        self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
+        if self._forward.takes_rows:
+            tokens = [t for tree in trees for t in tree.tokens]
+            positions = [s.stored + d for s, tree in zip(running, trees, strict=True) for d in tree.depths]
+            places = [
+                (s.slot, s.stored + i, s.stored, word)
+                for s, tree in zip(running, trees, strict=True)
+                for i, word in enumerate(tree.ancestors())
+            ]
+            ids, at = self._tensor(tokens), self._tensor(positions)
+            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
+        most = max(sizes)
+        padded = [padded_tree(tree, most) for tree in trees]
+        ids = self._tensor([tree.tokens for tree in padded])
+        lengths = [s.stored for s in running]
+        at = self._tensor([[n + d for d in t.depths] for n, t in zip(lengths, padded, strict=True)])
+        slots, words = [s.slot for s in running], self._tensor([t.ancestors() for t in padded])
+        step = SlotStep.tree(self.cache, slots, lengths, words)
+        states = self._forward(ids, at, step, tap=tap)
+        real = self._tensor([b * most + i for b, size in enumerate(sizes) for i in range(size)])
+        features = states.features
+        return TargetStates(
+            states.last.flatten(0, 1)[real],
+            None if features is None else features.flatten(0, 1)[real],
+        )
+
+    def draw(
+        self, last: Tensor, sequences: Sequence[Running], trees: Sequence[DraftTree | None]
+    ) -> tuple[Tensor, list[int]]:
+        """The target's logits [M, V] and its own token at every node, from states [M, h]; None stands for a
+        prompt's last token."""
+        logits = raw = self._forward.logits(last)  # [M, V]
+        sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
+        if any(s.params.adjusts or s.params.filters for s in sequences):
+            logits = logits.float()
+            pieces = []
+            for s, tree, part in zip(sequences, trees, logits.split(sizes), strict=True):
+                shown = None if tree is None else [tree]
+                pieces.append(process_logits(part[None], [s.params], [s.history], shown)[0])
+            logits = torch.cat(pieces)
+        if all(s.params.temperature == 0 for s in sequences):
+            return raw, first_argmax(logits).tolist()
+        params = [s.params for s, size in zip(sequences, sizes, strict=True) for _ in range(size)]
+        keys = SamplingTensors.of(params, last.device)
+        positions = [
+            s.stored + d - (tree is None)
+            for s, tree in zip(sequences, trees, strict=True)
+            for d in ((0,) if tree is None else tree.depths)
+        ]
+        at = self._tensor(positions)[:, None]
+        root = torch.full_like(at, -1)  # every row as a tree of its own: the walk is ours
+        drawn = accept_tree(logits[:, None], root, root, at, keys.temperature, keys.seed, keys.sample)
+        return raw, drawn.token.tolist()
+
+    def keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
+        """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""
+        moved = [(slot, stored, path) for slot, stored, path in moved if path[-1] != len(path) - 1]
+        if not moved:
+            return
+        longest = max(len(path) for _, _, path in moved)
+        paths = [path + [-1] * (longest - len(path)) for _, _, path in moved]
+        counts = [len(path) for _, _, path in moved]
+        slots, lengths = [slot for slot, _, _ in moved], [stored for _, stored, _ in moved]
+        self.cache.keep(*map(self._tensor, (slots, lengths, paths, counts)))
+
+    def _tensor(self, values: object) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def tell(
+    logits: Tensor, sequences: Sequence[Running], walks: Sequence[tuple[list[int], list[int]]]
+) -> list[list[TokenLogprobs] | None]:
+    """The log-probabilities of each sequence's tokens, drawn from these rows of logits [M, V]; None where
+    they are not wanted."""
+    wanted = [
+        (b, row, token)
+        for b, (sequence, (rows, tokens)) in enumerate(zip(sequences, walks, strict=True))
+        for row, token in zip(rows, tokens, strict=False)  # an output may end within its path
+        if sequence.params.logprobs is not None
+    ]
+    told: list[list[TokenLogprobs] | None] = [None] * len(sequences)
+    if wanted:
+        tops = [sequences[b].params.logprobs or 0 for b, _, _ in wanted]
+        each = token_logprobs(logits[[row for _, row, _ in wanted]], [token for _, _, token in wanted], tops)
+        for (b, _, _), entry in zip(wanted, each, strict=True):
+            told[b] = [*(told[b] or []), entry]
+    return told
