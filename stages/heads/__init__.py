@@ -18,6 +18,7 @@ from stages.heads.eagle3 import Eagle3Head
 from stages.heads.eagle3_config import Eagle3Config
 from stages.heads.medusa import MedusaHead
 from stages.heads.medusa_config import MedusaConfig
+from stages.heads.sglang import left_out_by_sglang
 from stages.heads.target_layer import last_layer
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "head_of",
     "init_from_target",
     "last_layer",
+    "left_out_by_sglang",
     "load_head",
     "make_head",
     "read_config",

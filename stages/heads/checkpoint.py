@@ -1,10 +1,11 @@
 """A head as the Hugging Face folder that engines load unchanged: ``config.json`` and ``model.safetensors``.
 
-EAGLE-3 heads are loaded by vLLM and SGLang, EAGLE-1 and Medusa heads by vLLM. The last two use the target's
-whole output layer there: an EAGLE-1 head's file has nothing of it, as the engine shares the target's; a
-Medusa head's file has one of that size, with zeros for tokens that the head does not draft: their logits are
-0, and those of likely tokens are larger. What the head knows of its draft vocabulary lies beside, in
-``draft/vocabulary.safetensors``, where engines do not look: the ids, and for EAGLE-1 their output rows.
+EAGLE-3 heads are loaded by vLLM, and by SGLang if it has a place for all of them (``stages.heads.sglang``);
+EAGLE-1 and Medusa heads by vLLM. The last two use the target's whole output layer there: an EAGLE-1 head's
+file has nothing of it, as the engine shares the target's; a Medusa head's file has one of that size, with
+zeros for tokens that the head does not draft: their logits are 0, and those of likely tokens are larger. What
+the head knows of its draft vocabulary lies beside, in ``draft/vocabulary.safetensors``, where engines do not
+look: the ids, and for EAGLE-1 their output rows.
 
 EAGLE-3 heads can be in the format of speculators instead (``stages.heads.speculators``).
 """

@@ -11,26 +11,25 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.artifacts import ArtifactWriter, join
 from stages.errors import EagleError
 from stages.train.acceptance import Acceptance
+from stages.train.state import TrainingState
 
 SAVE_SHARE = 0.02
 """Most of the time that saving may take, unless checkpoints are asked for all the time (0 seconds apart)."""
 
 _NAME = re.compile(r"checkpoint(-\d+)?\.safetensors")
-_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -66,6 +65,11 @@ class Progress:
         return True
 
     @property
+    def best_is_another(self) -> bool:
+        """Whether the best weights are not the present ones."""
+        return self.best_step not in (0, self.step)
+
+    @property
     def holdout(self) -> dict[str, Any]:
         """What the best evaluation measured; empty if there was none."""
         lines = (line for line in self.log if "holdout" in line and line["step"] == self.best_step)
@@ -89,66 +93,38 @@ class Progress:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
-class Best:
-    """The weights of the best evaluation so far, on the CPU."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, Tensor] = {}
-
-    def keep(self, head: nn.Module) -> None:
-        self.weights = {name: p.detach().to("cpu", copy=True) for name, p in _trained(head).items()}
-
-    def put_back(self, head: nn.Module) -> None:
-        """Makes them the weights of `head`, if there are any."""
-        with torch.no_grad():
-            for name, parameter in _trained(head).items():
-                if name in self.weights:
-                    parameter.copy_(self.weights[name])
-
-
 class Checkpoints:
     """Saves to the unfinished head, not more often than asked for, nor so often that it takes a notable share
     of the time.
     """
 
-    def __init__(self, writer: ArtifactWriter, every_seconds: float, keep: int) -> None:
+    def __init__(self, writer: ArtifactWriter | None, every_seconds: float, keep: int) -> None:
+        """`writer` is None where another process writes."""
         self._writer = writer
         self._keep = keep
         self._every = self._pause = every_seconds
         self._saved = time.monotonic()
 
     def due(self) -> bool:
-        return time.monotonic() - self._saved >= self._pause
+        """In the process that writes."""
+        return self._writer is not None and time.monotonic() - self._saved >= self._pause
 
-    def save(self, head: nn.Module, optimizer: torch.optim.Optimizer, best: Best, progress: Progress) -> None:
-        """Writes a checkpoint, in place of the oldest one where as many as are to be kept are there."""
+    def save(self, state: TrainingState, progress: Progress) -> None:
+        """Writes a checkpoint, in place of the oldest one where as many as are to be kept are there.
+
+        All processes call it together.
+        """
         began = time.monotonic()
+        tensors = state.saved(best=progress.best_is_another)
+        if self._writer is None:
+            return
         number = progress.saves % self._keep
         progress.saves += 1
-        save_checkpoint(self._writer, head, optimizer, best, progress, number)
+        name = "checkpoint.safetensors" if number == 0 else f"checkpoint-{number}.safetensors"
+        metadata = {"progress": json.dumps(vars(progress))}
+        self._writer.add_file(name, safetensors.torch.save(tensors, metadata))
         self._saved = time.monotonic()
         self._pause = max(self._every, (self._saved - began) / SAVE_SHARE if self._every > 0 else 0.0)
-
-
-def save_checkpoint(
-    writer: ArtifactWriter,
-    head: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    best: Best,
-    progress: Progress,
-    number: int = 0,
-) -> None:
-    """Writes checkpoint `number` of those that take turns."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in _trained(head).items():
-        tensors[f"weights.{name}"] = parameter.detach()
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    if progress.best_step != progress.step:
-        tensors |= {f"best.{name}": tensor for name, tensor in best.weights.items()}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    name = "checkpoint.safetensors" if number == 0 else f"checkpoint-{number}.safetensors"
-    writer.add_file(name, safetensors.torch.save(tensors, {"progress": json.dumps(vars(progress))}))
 
 
 def checkpoint_names(writer: ArtifactWriter) -> list[str]:
@@ -194,40 +170,32 @@ class Checkpoint:
                 f"{before} with torchrun, or use --overwrite to start anew"
             )
 
-    def restore(self, head: nn.Module, optimizer: torch.optim.Optimizer, best: Best) -> None:
-        """Puts weights and optimizer state in place of those of `head` and `optimizer`.
+    def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Those of these names.
 
         Raises:
             EagleError: they cannot be read, or are of a head of another shape.
         """
-        with _misfits(self.uri), torch.no_grad():
+        with _misfits(self.uri):
             tensors = safetensors.torch.load_file(self.path)
-            for name, parameter in _trained(head).items():
-                parameter.copy_(tensors.pop(f"weights.{name}"))
-                state = {key: tensors.pop(f"{key}.{name}") for key in _STATE}
-                optimizer.state[parameter] = {
-                    key: value.to(parameter.device, copy=True) for key, value in state.items()
-                }
-            best.weights = {
-                name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")
-            }
-        if self.progress.best_step and self.progress.best_step == self.progress.step:
-            best.keep(head)
+            for name, shape in shapes.items():
+                if (found := tuple(tensors[name].shape)) != shape:
+                    raise ValueError(f"{name} has shape {found}, not {shape}")
+        return tensors
 
 
-def training_state(head: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Weights and optimizer state in a fixed order; a state of zeros is made where no step has been taken."""
-    tensors: list[Tensor] = []
-    for parameter in _trained(head).values():
-        state = optimizer.state[parameter]
-        if not state:
-            zeros = (
-                torch.zeros((), device=parameter.device),
-                *(torch.zeros_like(parameter) for _ in range(2)),
-            )
-            state.update(zip(_STATE, zeros, strict=True))
-        tensors += [parameter.detach(), *(state[key] for key in _STATE)]
-    return tensors
+def restore(checkpoint: Checkpoint | None, progress: Progress, state: TrainingState) -> None:
+    """Puts what was saved with `progress` in place of weights and optimizer state.
+
+    All processes call it together; the first has the checkpoint.
+
+    Raises:
+        EagleError: it cannot be read, or is of a head of another shape.
+    """
+    best = progress.best_is_another
+    state.restore(checkpoint.tensors(state.shapes(best=best)) if checkpoint else None, best=best)
+    if progress.best_step == progress.step:
+        state.best.keep(state.head)
 
 
 @contextmanager
@@ -236,7 +204,3 @@ def _misfits(uri: str) -> Iterator[None]:
         yield
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise EagleError(f"{uri} does not fit ({error}): run again with --overwrite to start anew") from error
-
-
-def _trained(head: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}

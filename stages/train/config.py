@@ -10,6 +10,7 @@ from stages.config import ArtifactReaderConfig, Bytes, ChatTemplateConfig, Commo
 from stages.features.config import FeatureSettings
 
 LossKind = Literal["cross-entropy", "kl", "lk", "lk-log"]
+OptimizerKind = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "constant", "wsd"]
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
@@ -26,6 +27,7 @@ _RUNNING = (
     "keep_last",
     "micro_batch_tokens",
     "recompute",
+    "shard",
     "target",
     "track",
     "parity_rows",
@@ -57,6 +59,8 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
             "batch_tokens",
             "micro_batch_tokens",
             "recompute",
+            "shard",
+            "optimizer",
             "lr",
             "warmup",
             "schedule",
@@ -124,14 +128,14 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         le=16,
         description="Draft steps unrolled in training (training-time test); Medusa's heads.",
     )
-    epochs: int = Field(default=3, ge=1, description="Passes over the training rows.")
+    epochs: int = Field(default=4, ge=1, description="Passes over the training rows.")
     max_steps: int | None = Field(
         default=None,
         ge=1,
         description="Most optimizer steps; the learning rate then falls to its end by this step.",
     )
     batch_tokens: int = Field(
-        default=256, ge=1, description="Supervised tokens an optimizer step, about, of all processes."
+        default=1024, ge=1, description="Supervised tokens an optimizer step, about, of all processes."
     )
     micro_batch_tokens: int | None = Field(
         default=None,
@@ -143,6 +147,16 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         default=False,
         description="Compute the head's layers again in the backward pass instead of keeping what they made: "
         "less memory, more time.",
+    )
+    shard: bool = Field(
+        default=False,
+        description="Each of several processes keeps its part of weights, gradients and optimizer state "
+        "only: for heads that are too large for one device.",
+    )
+    optimizer: Literal["auto", "adamw", "muon"] = Field(
+        default="auto",
+        description="What takes the steps: AdamW, or Muon on the matrices between features and last state "
+        "and AdamW on the rest; auto is muon.",
     )
     lr: float = Field(
         default=1e-3, gt=0, description="Highest learning rate; heads of targets above 1B want 5e-5 to 6e-4."
@@ -158,7 +172,7 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         description="How the learning rate goes on: it falls to 0 as a cosine, stays, or stays and falls "
         "to 0 in a line over the last fifth (wsd).",
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW, on matrices; norms are left out.")
+    weight_decay: float = Field(default=0.1, ge=0, description="Of matrices; norms are left out.")
     loss: LossKind = Field(
         default="cross-entropy",
         description="What the head is taught: the target's distribution (cross-entropy, or kl, the same with "
@@ -168,10 +182,11 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
     ttt_decay: float = Field(
         default=0.8, gt=0, le=1, description="Weight of each draft step's loss against the step before."
     )
-    init: Literal["target", "layer", "random"] = Field(
-        default="random",
+    init: Literal["auto", "random", "target", "layer"] = Field(
+        default="auto",
         description="What the head starts from: random numbers, the target's final norm and output rows, or "
-        "those and the target's last layer.",
+        "those and the target's last layer. auto is layer where the target is given, built in or a local "
+        "path and its layers are of a kind that fits, else random.",
     )
     init_from: str | None = Field(
         default=None,
@@ -245,7 +260,7 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
     def _flags_go_together(self) -> TrainConfig:
         if self.patience is not None and self.holdout == 0:
             raise ValueError("--patience needs held-out conversations: give a --holdout above 0")
-        if self.init_from is not None and self.init != "random":
+        if self.init_from is not None and self.init not in ("auto", "random"):
             raise ValueError(f"--init {self.init} and --init-from both say what to start from: leave one out")
         if self.head == "medusa" and (self.eval_steps or 0) > self.ttt_steps:
             raise ValueError(
@@ -259,6 +274,11 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @property
+    def chosen_optimizer(self) -> OptimizerKind:
+        """Of `optimizer`, with auto resolved."""
+        return "muon" if self.optimizer == "auto" else self.optimizer
+
+    @property
     def measured_steps(self) -> int:
         """Draft steps measured on held-out rows."""
         return self.eval_steps or self.ttt_steps
@@ -266,7 +286,7 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
     def result_settings(self) -> dict[str, Any]:
         """What decides the head, beside where its rows come from."""
         settings = self.model_dump(mode="json", exclude={*_RUNNING, *_ON_THE_FLY})
-        return settings | {"dtype": self.number_format}
+        return settings | {"dtype": self.number_format, "optimizer": self.chosen_optimizer}
 
 
 def _flag(name: str) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stages.artifacts import Artifact, TargetFingerprint
 from stages.errors import EagleError
 from stages.features.source import FeatureSource
-from stages.heads import DraftHead, HeadOptions, init_from_target, last_layer, load_head, make_head
+from stages.heads import DraftHead, HeadInit, HeadOptions, init_from_target, last_layer, load_head, make_head
+from stages.progress import Reporter
 from stages.train.config import TrainConfig
 from stages.train.vocabulary import DraftVocabulary
 
@@ -19,22 +22,54 @@ _TARGET = ("config", "tokenizer", "weights")
 
 
 def initial_head(
-    config: TrainConfig, features: FeatureSource, vocabulary: DraftVocabulary, before: DraftHead | None
+    config: TrainConfig,
+    features: FeatureSource,
+    vocabulary: DraftVocabulary,
+    before: DraftHead | None,
+    report: Reporter,
 ) -> DraftHead:
     """A head with fp32 weights on the CPU, a function of the seed, or with those of `before`.
 
     Raises:
-        EagleError: `before` is of another shape.
+        EagleError: `before` is of another shape, or the target's layer, if it is asked for, cannot be had.
     """
+    if before is not None:
+        head = _started(config, features, vocabulary, "random", {})
+        copy_weights(head, before, config.init_from or "")
+        return head
+    if config.init == "layer":
+        return _started(config, features, vocabulary, "layer", last_layer(_target_name(config, features)))
+    if config.init != "auto" or config.head == "medusa":  # which has no layer
+        init = "random" if config.init == "auto" else config.init
+        return _started(config, features, vocabulary, init, {})
+    name, why = target_at_hand(config, features), "the target is not at hand: give --target"
+    if name is not None:
+        try:
+            return _started(config, features, vocabulary, "layer", last_layer(name))
+        except EagleError as error:
+            why = str(error)
+    report.log(f"the head starts from random numbers, not from the target's last layer: {why}")
+    return _started(config, features, vocabulary, "random", {})
+
+
+def target_at_hand(config: TrainConfig, features: FeatureSource) -> str | None:
+    """The target, where it is given, built in or a local path; None where it would have to be fetched."""
+    name = config.target or (features.target.name if features.target else "")
+    at_hand = config.target or name.startswith("builtin:") or (name and Path(name).expanduser().exists())
+    return name if at_hand else None
+
+
+def _started(
+    config: TrainConfig,
+    features: FeatureSource,
+    vocabulary: DraftVocabulary,
+    init: HeadInit,
+    layer: dict[str, Tensor],
+) -> DraftHead:
     torch.manual_seed(config.seed)
     head = _new_head(config, features, len(vocabulary.ids))
     head.set_vocabulary(vocabulary.ids)
-    weights = features.target_weights()
-    if config.init == "layer":
-        weights = weights | last_layer(_target_name(config, features))
-    init_from_target(head, weights, init=config.init)
-    if before is not None:
-        copy_weights(head, before, config.init_from or "")
+    init_from_target(head, features.target_weights() | layer, init=init)
     return head
 
 

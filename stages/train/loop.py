@@ -10,12 +10,13 @@ from stages.features.index import RowIndex
 from stages.features.source import FeatureSource
 from stages.progress import Reporter, Task
 from stages.train.acceptance import format_rates
-from stages.train.checkpoint import Best, Checkpoints, Progress
+from stages.train.checkpoint import Checkpoints, Progress
 from stages.train.config import TrainConfig
 from stages.train.data import Batch, TrainingPlan, share_out, split_batches
 from stages.train.loader import Loader
 from stages.train.metrics import Interval
 from stages.train.reading import HeldOutRows, read_steps
+from stages.train.state import TrainingState
 from stages.train.stopping import StopSignal
 from stages.train.trackers import Track
 from stages.train.training import Training
@@ -41,18 +42,17 @@ class Loop:
         plan: TrainingPlan,
         held_out: Sequence[RowIndex],
         progress: Progress,
-        best: Best,
-        checkpoints: Checkpoints | None,
+        state: TrainingState,
+        checkpoints: Checkpoints,
         track: Track,
         config: TrainConfig,
         report: Reporter,
     ) -> None:
-        """`checkpoints` is None where another process saves."""
         self._training = training
         self._features = features
         self._plan = plan
         self._progress = progress
-        self._best = best
+        self._state = state
         self._checkpoints = checkpoints
         self._track = track
         self._config = config
@@ -82,7 +82,7 @@ class Loop:
             steps = iter(loader)
             while True:
                 batches = next(steps, None)
-                if training.ranks.any(stop.received, training.device):
+                if training.ranks.most(int(stop.received), training.device):
                     self._save()
                     stop.deliver()
                 if batches is None:
@@ -102,7 +102,7 @@ class Loop:
                     if self._config.patience is not None and progress.worse >= self._config.patience:
                         self.ended = f"{progress.worse} evaluations without more tokens per step"
                         return
-                if self._checkpoints is not None and self._checkpoints.due():
+                if training.ranks.told(self._checkpoints.due()):
                     self._save()
 
     def _share(self, batch: Batch) -> list[Batch]:
@@ -120,7 +120,7 @@ class Loop:
         progress, training = self._progress, self._training
         found = training.evaluate(self.held_rows.batches(self._features), self._config.measured_steps)
         if progress.evaluated(found):
-            self._best.keep(training.head)
+            self._state.best.keep(training.head)
         self._report.log(f"step {progress.step:,} of {self._plan.steps:,}, held out: agreement {found}")
         self._log({"holdout": found.record()}, loader)
 
@@ -130,10 +130,9 @@ class Loop:
         self._track(line)
 
     def _save(self) -> None:
-        if self._checkpoints is not None and self._progress.step:
+        if self._progress.step:
             self._progress.interval = self._interval.sums
-            training = self._training
-            self._checkpoints.save(training.head, training.optimizer, self._best, self._progress)
+            self._checkpoints.save(self._state, self._progress)
 
 
 def _evaluation_steps(plan: TrainingPlan, every: int | None) -> set[int]:

@@ -1,7 +1,8 @@
 """The processes that train one head together, as torchrun starts them; one process is a group of one.
 
-Each has the whole head and takes its share of every optimizer step's rows. What is summed over them is
-counts, losses and gradients, so a step is the same step however many take it, up to the order of additions.
+Each takes its share of every optimizer step's rows, and has the whole head, or its part of it
+(`stages.train.sharding`). What is summed over them is counts, losses and gradients, so a step is the same
+step however many take it, up to the order of additions.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Ranks:
         for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
-    def any(self, here: bool, device: torch.device) -> bool:
-        """Whether it is so in any process."""
+    def most(self, here: int, device: torch.device) -> int:
+        """The largest of all processes' numbers."""
         if self.size == 1:
             return here
-        found = torch.tensor([int(here)], device=device)
-        dist.all_reduce(found)
-        return bool(found.item())
+        largest = torch.tensor([here], device=device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest.item())
 
     def told(self, what: Any) -> Any:
         """What the first process says; the others' argument is ignored."""
@@ -68,7 +69,7 @@ def joined(device: str) -> Iterator[Ranks]:
     """The processes that torchrun started, connected by nccl on GPUs and by gloo elsewhere; each has one GPU.
 
     Raises:
-        EagleError: there are fewer GPUs than processes on this machine.
+        EagleError: there are fewer GPUs than processes on this machine, or another process has gone.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -86,5 +87,12 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
+    except RuntimeError as error:
+        if "by peer" not in str(error):  # how gloo says that a connection was closed
+            raise
+        raise EagleError(
+            "another process of this training has ended, and its own message says why: run the same command "
+            "again when that is mended"
+        ) from error
     finally:
         dist.destroy_process_group()

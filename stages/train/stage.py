@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
@@ -26,14 +25,15 @@ from stages.progress import Reporter
 from stages.targets import load_target
 from stages.targets.chat_template import with_chat_template
 from stages.train.chart import draw_chart
-from stages.train.checkpoint import Best, Checkpoint, Checkpoints, Progress, checkpoint_names, training_state
+from stages.train.checkpoint import Checkpoint, Checkpoints, Progress, checkpoint_names, restore
 from stages.train.config import TrainConfig
 from stages.train.data import TrainingPlan, hold_out, most_held_out, plan_training
-from stages.train.initial import initial_head, open_before
+from stages.train.initial import initial_head, open_before, target_at_hand
 from stages.train.loop import Loop
 from stages.train.parity import confirm, require_parity
 from stages.train.ranks import Ranks, joined
 from stages.train.result import TrainResult
+from stages.train.state import Best, TrainingState
 from stages.train.stopping import StopSignal
 from stages.train.trackers import tracking
 from stages.train.training import Training, make_training, target_parameters
@@ -77,23 +77,23 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult | None:
                 else Progress(window_bytes=window_bytes, processes=ranks.size)
             )
             plan = plan_steps(features, train_rows, progress.window_bytes, config)
-            head = initial_head(config, features, vocabulary, head_before)
-            training, best = make_training(config, features, head, plan.steps, ranks), Best()
-            if checkpoint:
-                checkpoint.restore(training.head, training.optimizer, best)
-            if ranks.size > 1:
-                ranks.copy(training_state(training.head, training.optimizer))
-            loop = train(training, features, plan, held_out, progress, best, writer, config, report)
+            head = initial_head(config, features, vocabulary, head_before, report)
+            training = make_training(config, features, head, plan.steps, ranks)
+            state = TrainingState(training.head, training.optimizer, Best(), ranks)
+            if progress.step:
+                restore(checkpoint, progress, state)
+            loop = train(training, features, plan, held_out, progress, state, writer, config, report)
+            state.best.put_back(training.head)
+            head = training.whole_head()
             if writer is None:
                 return None
-            best.put_back(training.head)
             size = target_parameters(features.target_config)
             parity = confirm(
-                training.head,
+                head,
                 loop.held_rows.batches(features),
                 config.measured_steps,
                 writer,
-                target=target_at_hand(config, features, report) if held_out else None,
+                target=target_to_try(config, features, report) if held_out else None,
                 chat_template=config.chat_template,
                 device=config.device,
                 dtype=config.dtype,
@@ -109,12 +109,12 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult | None:
                 "train_rows": len(train_rows),
                 "draft_vocab_size": len(vocabulary.ids),
                 "draft_vocab_coverage": round(vocabulary.coverage, 5),
-                "parameters": training.head.config.num_parameters,
+                "parameters": head.config.num_parameters,
                 "target_parameters": size,
                 "holdout_rows": len(held_out),
                 "parity": parity.record() if parity else {},
             } | progress.counts()
-            write_head(writer, training, progress, counts)
+            write_head(writer, head, progress, counts)
             manifest = writer.finish(counts, drop=checkpoint_names(writer))
     return confirmed(TrainResult.of(config.output, manifest, seconds=time.monotonic() - start), manifest)
 
@@ -222,7 +222,7 @@ def train(
     plan: TrainingPlan,
     held_out: Sequence[RowIndex],
     progress: Progress,
-    best: Best,
+    state: TrainingState,
     writer: ArtifactWriter | None,
     config: TrainConfig,
     report: Reporter,
@@ -234,35 +234,33 @@ def train(
         report.log(
             "no conversation is held out, so nothing is measured that the head has not seen: see --holdout"
         )
-    saves = Checkpoints(writer, config.checkpoint_seconds, config.keep_last) if writer else None
+    saves = Checkpoints(writer, config.checkpoint_seconds, config.keep_last)
     tracker = config.track if writer else None
     with tracking(tracker, config.output, config.result_settings()) as track, StopSignal() as stop:
-        loop = Loop(training, features, plan, held_out, progress, best, saves, track, config, report)
+        loop = Loop(training, features, plan, held_out, progress, state, saves, track, config, report)
         loop.run(stop)
     if loop.ended:
         report.log(f"training ends at step {progress.step:,} of {plan.steps:,}: {loop.ended}")
     return loop
 
 
-def target_at_hand(config: TrainConfig, features: FeatureSource, report: Reporter) -> str | None:
+def target_to_try(config: TrainConfig, features: FeatureSource, report: Reporter) -> str | None:
     """The target that the finished head is tried with; None where it would have to be fetched."""
     if config.parity_rows == 0:
         return None
-    name = config.target or (features.target.name if features.target else "")
-    if config.target or name.startswith("builtin:") or Path(name).expanduser().exists():
-        return name
-    report.log(
-        f"what is predicted is not confirmed by decoding, as {name or 'the target'} is not at hand: give "
-        "--target, or use eagle bench --parity"
-    )
-    return None
+    name = target_at_hand(config, features)
+    if name is None:
+        named = features.target.name if features.target else "the target"
+        report.log(
+            f"what is predicted is not confirmed by decoding, as {named} is not at hand: give "
+            "--target, or use eagle bench --parity"
+        )
+    return name
 
 
-def write_head(
-    writer: ArtifactWriter, training: Training, progress: Progress, counts: dict[str, Any]
-) -> None:
+def write_head(writer: ArtifactWriter, head: DraftHead, progress: Progress, counts: dict[str, Any]) -> None:
     """The folder that engines load, and beside it what training measured."""
-    for name, data in head_files(training.head).items():
+    for name, data in head_files(head).items():
         writer.add_file(name, data)
     lines = "".join(json.dumps(line) + "\n" for line in progress.log)
     writer.add_file("metrics.jsonl", lines.encode())

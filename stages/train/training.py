@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +16,17 @@ from torch import Tensor
 from stages.errors import EagleError
 from stages.features.layout import FeatureRow
 from stages.features.source import FeatureSource
-from stages.heads import DraftHead
+from stages.heads import DraftHead, head_of
 from stages.targets import choose_device, logit_scale, logit_softcap
 from stages.train.acceptance import Acceptance, measure
 from stages.train.batch import TttBatch, collate
-from stages.train.config import LossKind, Schedule, TrainConfig
-from stages.train.loss import StepLosses, TargetLogits, draft_loss, pairs_in_loss
+from stages.train.config import LossKind, OptimizerKind, Schedule, TrainConfig
+from stages.train.head_loss import HeadLoss, MicroBatch
+from stages.train.loss import StepLosses, TargetLogits, pairs_in_loss
 from stages.train.optimizer import CLIP, learning_rate, make_optimizer
 from stages.train.ranks import Ranks
 from stages.train.recompute import recompute_layers
-from stages.train.unroll import unroll
+from stages.train.sharding import gathered, shard, whole
 from stages.train.vocabulary import draft_labels
 
 NORMALISER_ROWS = 8192
@@ -72,6 +73,7 @@ class Recipe:
     ttt_steps: int
     ttt_decay: float
     loss: LossKind = "cross-entropy"
+    optimizer: OptimizerKind = "adamw"
     schedule: Schedule = "cosine"
     weight_decay: float = 0.0
     recompute: bool = False
@@ -81,7 +83,8 @@ class Recipe:
 class Training:
     """A head with fp32 weights, its optimizer, and what it learns from.
 
-    Matrix products run in `dtype`: bfloat16 by autocast, or float32.
+    Matrix products run in `dtype`: bfloat16 by autocast, or float32. With `sharded`, each process has its
+    part of weights, gradients and optimizer state only (`stages.train.sharding`).
     """
 
     def __init__(
@@ -91,10 +94,15 @@ class Training:
         recipe: Recipe,
         dtype: torch.dtype,
         ranks: Ranks | None = None,
+        sharded: bool = False,
     ) -> None:
         self.head = head
         self.ranks = ranks or Ranks()
-        self.optimizer = make_optimizer(head, recipe.lr, recipe.weight_decay)
+        self.sharded = sharded
+        self._loss = HeadLoss(head, recipe.loss, recipe.ttt_steps, dtype)
+        if sharded:
+            shard(self._loss, self.ranks, output.weight.device, dtype)
+        self.optimizer = make_optimizer(head, recipe.optimizer, recipe.lr, recipe.weight_decay)
         self._output = output
         self.recipe = recipe
         self._dtype = dtype
@@ -117,30 +125,30 @@ class Training:
             EagleError: loss or gradient is not finite; the weights are then as they were.
         """
         recipe, steps = self.recipe, self.recipe.ttt_steps
-        targets = [self._output.of(batch, self.head.draft_ids) for batch in batches]
+        micros = [MicroBatch(batch, self._output.of(batch, self.head.draft_ids)) for batch in batches]
         counts = torch.zeros(steps + 1, dtype=torch.int64, device=self.device)  # pairs of each step; queries
-        for batch, target in zip(batches, targets, strict=True):
-            counts[:steps] += pairs_in_loss(target.labels, batch.counted).sum(1)
-            counts[steps] += batch.supervised
+        for micro in micros:
+            counts[:steps] += pairs_in_loss(micro.target.labels, micro.batch.counted).sum(1)
+            counts[steps] += micro.batch.supervised
         self.ranks.add([counts])
         decays = recipe.ttt_decay ** torch.arange(steps, device=self.device).float()
         step_weights = decays / counts[:steps].clamp(min=1)
 
         self.head.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        sums = torch.zeros(3, steps, dtype=torch.float64, device=self.device)  # loss, agreed, asked
-        for index, (batch, target) in enumerate(zip(batches, targets, strict=True)):
+        self.optimizer.zero_grad()
+        sums = torch.zeros(4, steps, dtype=torch.float64, device=self.device)
+        for index, each in enumerate(self._with_turns_of_others(micros)):
             self._seed(number, index)
-            loss, losses = self._loss(batch, target, step_weights, counts[steps])
+            loss, losses = self._loss(each, step_weights, counts[steps])
             loss.backward()
-            total += loss.detach()
-            sums += torch.stack([part.double() for part in (losses.loss_sum, losses.agreed, losses.asked)])
-        if self.ranks.size > 1:
-            self._add_gradients(total)
-            self.ranks.add([sums])
-        self._take(number, total.item())
-        return StepLosses(sums[0].float(), counts[:steps], sums[1].long(), sums[2].long())
+            parts = (losses.loss_sum, losses.agreed, losses.asked, loss.detach().expand(steps))
+            sums += torch.stack([part.double() for part in parts])
+        if not self.sharded:
+            self.ranks.add([p.grad for p in self._trained if p.grad is not None])
+        self.ranks.add([sums])
+        loss_sum, agreed, asked, total = sums
+        self._take(number, total[0].item())
+        return StepLosses(loss_sum.float(), counts[:steps], agreed.long(), asked.long())
 
     def evaluate(self, batches: Iterable[Sequence[FeatureRow]], steps: int) -> Acceptance:
         """What the head is worth on rows that are not trained on: this process's, and those of all others.
@@ -150,58 +158,56 @@ class Training:
         """
         found = Acceptance.none(steps)
         self.head.eval()
-        for number, rows in enumerate(batches):
-            batch = collate(rows, steps).to(self.device, self._dtype)
-            if number == len(self._log_norms):
-                self._log_norms.append(self._output.log_norm(batch.last))
-            target = self._output.of(batch, self.head.draft_ids)
-            with self._autocast():
-                found += measure(self.head, batch, steps, target, self._log_norms[number])
+        with gathered(self._loss):
+            for number, rows in enumerate(batches):
+                batch = collate(rows, steps).to(self.device, self._dtype)
+                if number == len(self._log_norms):
+                    self._log_norms.append(self._output.log_norm(batch.last))
+                target = self._output.of(batch, self.head.draft_ids)
+                with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not torch.float32):
+                    found += measure(self.head, batch, steps, target, self._log_norms[number])
         return found.summed(self.ranks.add, self.device)
 
-    def _loss(
-        self, batch: TttBatch, target: TargetLogits, step_weights: Tensor, queries: Tensor
-    ) -> tuple[Tensor, StepLosses]:
-        """This micro-batch's part of the loss of a step of so many queries."""
-        with self._autocast():
-            unrolled = unroll(self.head, batch, self.recipe.ttt_steps)
-            loss, losses = draft_loss(
-                self.recipe.loss, unrolled.states, unrolled.weight, target, batch.counted, step_weights
-            )
-        if unrolled.feature_loss is not None:
-            loss = loss + unrolled.feature_loss * (batch.supervised / queries)
-        return loss, losses
+    def whole_head(self) -> DraftHead:
+        """The head with all of its weights, those of parts in the format they are saved in.
+
+        All processes call it together; only the first one's is complete.
+        """
+        if not self.sharded:
+            return self.head
+        with torch.device("meta"):
+            made = head_of(self.head.config)
+        made = made.to(getattr(torch, self.head.config.torch_dtype)).to_empty(device=self.device)
+        given = {**dict(self.head.named_parameters()), **dict(self.head.named_buffers())}
+        with torch.no_grad():
+            for name, tensor in chain(made.named_parameters(), made.named_buffers()):
+                tensor.copy_(whole(given[name]))
+        return made
+
+    def _with_turns_of_others(self, micros: Sequence[MicroBatch]) -> Sequence[MicroBatch | None]:
+        """Where the head is shared out, all processes compute equally often; elsewhere at least once."""
+        turns = self.ranks.most(len(micros), self.device) if self.sharded else 1
+        return [*micros, *[None] * (turns - len(micros))]
 
     def _take(self, number: int, loss: float) -> None:
         """Changes the weights by the gradients that are there."""
         recipe = self.recipe
-        norm = torch.nn.utils.clip_grad_norm_(self._trained, CLIP).item()
+        norm = whole(torch.nn.utils.clip_grad_norm_(self._trained, CLIP)).item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise EagleError(
                 f"at step {number + 1} the loss is {loss:.4g} and the gradient's norm {norm:.4g}: "
                 f"use a lower --lr than {recipe.lr:g}, or --dtype float32; if it stays so, "
                 "extract the features again"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(number, recipe.total_steps, recipe.lr, recipe.warmup, recipe.schedule)
-        self.optimizer.step()
-
-    def _add_gradients(self, total: Tensor) -> None:
-        """Sums gradients and loss over the processes; one without rows brings zeros."""
-        for parameter in self._trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        self.ranks.add([*gradients, total])
+        self.optimizer.step(
+            learning_rate(number, recipe.total_steps, recipe.lr, recipe.warmup, recipe.schedule)
+        )
 
     def _seed(self, number: int, index: int) -> None:
         """Random numbers follow from seed and step, so that a run that continues draws the same."""
         torch.manual_seed(
             random.Random(f"{self.recipe.seed} {number} {self.ranks.rank} {index}").getrandbits(62)
         )
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not torch.float32)
 
 
 def make_recipe(config: TrainConfig, total_steps: int) -> Recipe:
@@ -212,6 +218,7 @@ def make_recipe(config: TrainConfig, total_steps: int) -> Recipe:
         ttt_steps=config.ttt_steps,
         ttt_decay=config.ttt_decay,
         loss=config.loss,
+        optimizer=config.chosen_optimizer,
         schedule=config.schedule,
         weight_decay=config.weight_decay,
         recompute=config.recompute,
@@ -238,7 +245,9 @@ def make_training(
         scale=logit_scale(target),
         softcap=logit_softcap(target),
     )
-    return Training(head, output, make_recipe(config, total_steps), dtype, ranks)
+    ranks.copy([parameter for parameter in head.parameters() if parameter.requires_grad])
+    sharded = config.shard and ranks.size > 1
+    return Training(head, output, make_recipe(config, total_steps), dtype, ranks, sharded)
 
 
 def target_parameters(target_config: dict[str, Any]) -> int:

@@ -265,3 +265,33 @@ def test_conversations_of_another_target_are_refused(conversations: str, tmp_pat
 def test_there_is_one_source_of_features(settings: dict[str, object], complaint: str, tmp_path: Path):
     with pytest.raises(ValueError, match=complaint):
         make_config(tmp_path / "head", **settings)
+
+
+class Recorder(Reporter):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_head_starts_from_the_targets_last_layer_where_the_target_is_at_hand(
+    target: str, conversations: str, tmp_path: Path
+):
+    def first_weights(name: str, **settings: object) -> bytes:
+        config = make_config(tmp_path / name, conversations=conversations, target=target, **settings)
+        run(config.model_copy(update={"max_steps": 1}), QUIET)
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    auto = first_weights("auto", init="auto")
+    assert auto == first_weights("layer", init="layer")
+    assert auto != first_weights("random", init="random")
+
+
+def test_a_head_of_a_shape_of_its_own_starts_from_random_numbers(
+    target: str, conversations: str, tmp_path: Path
+):
+    report = Recorder()
+    run(make_config(tmp_path / "head", conversations=conversations, target=target, head_dim=6), report)
+    assert any("starts from random numbers" in line and "shape" in line for line in report.lines)

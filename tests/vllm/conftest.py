@@ -1,4 +1,4 @@
-"""What the tests here share: questions with the target's own greedy answers, and a head trained on them."""
+"""What the tests here share: questions with the target's own greedy answers, and heads trained on them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stages.extract_features import stage as extract_features
 from stages.extract_features.config import ExtractFeaturesConfig
 from stages.gen_data import stage as gen_data
 from stages.gen_data.config import GenDataConfig
+from stages.heads import HeadKind
 from stages.progress import Reporter
 from stages.targets import Target, load_target
 from stages.train import stage as train
@@ -83,28 +84,42 @@ def expected(questions: Questions, lessons: Path) -> list[Conversation]:
     return questions.answered(lessons / "conversations", "builtin:chat", **settings)
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """Trains heads that have seen few answers many times."""
+
+    features: str
+    folder: Path
+
+    def head(self, kind: HeadKind) -> str:
+        """A head that knows its lessons: a minute on two cores, the first time that it is asked for."""
+        output = self.folder / f"{kind}-head"
+        config = TrainConfig(
+            features=self.features,
+            output=str(output),
+            head=kind,
+            device="cpu",
+            epochs=16,
+            batch_tokens=128,
+            holdout=0.1,  # so that the head has its record of them, which engines must not take for weights
+            parity_rows=0,
+            eval_every=10_000,  # at the end only: it is to know its lessons, not what is held out
+        )
+        train.run(config, Reporter(quiet=True))  # a finished one is taken as it is
+        return str(output)
+
+
 @pytest.fixture(scope="session")
-def head(expected: list[Conversation], lessons: Path) -> str:
-    """A head that has seen few answers many times, these among them: a minute on two cores."""
-    report = Reporter(quiet=True)
+def teacher(expected: list[Conversation], lessons: Path) -> Teacher:
+    """It teaches the expected answers, and others."""
     extract_features.run(
         ExtractFeaturesConfig(
             target=TARGET,
             conversations=str(lessons / "conversations"),
             output=str(lessons / "features"),
             device="cpu",
+            last="all",  # which EAGLE-1 and Medusa heads learn from
         ),
-        report,
+        Reporter(quiet=True),
     )
-    config = TrainConfig(
-        features=str(lessons / "features"),
-        output=str(lessons / "head"),
-        device="cpu",
-        epochs=16,
-        batch_tokens=128,
-        holdout=0.1,  # so that the head has its record of them, which engines must not take for weights
-        parity_rows=0,
-        eval_every=10_000,  # at the end only: it is to know its lessons, not what is held out
-    )
-    train.run(config, report)
-    return str(lessons / "head")
+    return Teacher(str(lessons / "features"), lessons)
