@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+import ipaddress
+from collections.abc import Callable, Sequence
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -13,22 +14,42 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stages.serve.api_error import ApiError
 
 GUARDED = "/v1/"
+HOLDER = "eagle.key"
+
+
+def client_of(scope: Scope) -> str:
+    """Who sends a request: the holder of one of several keys, else an address. Of IPv6 the network counts."""
+    if (holder := scope.get(HOLDER)) is not None:
+        return f"key {holder}"
+    address = (scope.get("client") or ("",))[0]
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
 
 
 class ApiKey:
-    """Refuses requests below `/v1` that do not bring the key as their bearer token.
+    """Refuses requests below `/v1` that do not bring a key as their bearer token.
+
+    Where there are several keys, they tell clients apart.
 
     Args:
         refused: told of each that is refused.
     """
 
-    def __init__(self, app: ASGIApp, key: str, refused: Callable[[ApiError], JSONResponse]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], JSONResponse]
+    ) -> None:
         self._app = app
-        self._key = key.encode()
+        self._keys = [key.encode() for key in keys]
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED) and not self._knows(scope):
+        holder = self._holder(scope) if scope["type"] == "http" else None
+        if len(self._keys) > 1:
+            scope[HOLDER] = holder
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED) and holder is None:
             error = ApiError(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -41,9 +62,13 @@ class ApiKey:
             return
         await self._app(scope, receive, send)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _holder(self, scope: Scope) -> int | None:
+        """The number of the key that a request brings."""
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+        if kind.lower() != "bearer":
+            return None
+        right = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+        return right.index(True) if any(right) else None
 
 
 class BodyLimit:

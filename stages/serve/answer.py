@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from stages.serve.detokenizer import Detokenizer
 from stages.serve.stop_strings import StopStrings
+from stages.serve.tool_calls import Call, CallDelta, ToolCallReader
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Answer:
@@ -21,6 +22,8 @@ class Answer:
         max_tokens: ids after which it ends in any case.
         stops: strings that end the answer and are no part of its text.
         eos_ids: those of the target, which are no reason worth naming; all that end an answer by default.
+        reader: takes the calls of tools out of the text.
+        markers: special tokens that have a text for the reader.
 
     Attributes:
         token_ids: the ids so far, the one that ended the answer included and none after it.
@@ -36,12 +39,16 @@ class Answer:
         max_tokens: int,
         stops: Sequence[str] = (),
         eos_ids: Collection[int] | None = None,
+        reader: ToolCallReader | None = None,
+        markers: Mapping[int, str] | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._end_ids = end_ids
         self._eos_ids = end_ids if eos_ids is None else eos_ids
         self._max_tokens = max_tokens
+        self._reader = reader
+        self._markers = markers or {}
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -50,6 +57,15 @@ class Answer:
     def tokens(self) -> int:
         """Number of ids so far."""
         return len(self.token_ids)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools so far."""
+        return [] if self._reader is None else self._reader.calls
+
+    def new_calls(self) -> list[CallDelta]:
+        """What has come of calls since the last time."""
+        return [] if self._reader is None else self._reader.drain()
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that may be shown now. Ids after the end are dropped."""
@@ -64,16 +80,28 @@ class Answer:
         if token_id in self._end_ids:
             self.stop_reason = None if token_id in self._eos_ids else token_id
             return self._finish("stop")
-        text = self._stops.push(self._detokenizer.push(token_id))
-        if self._stops.found is not None:
-            self.finish_reason, self.stop_reason = "stop", self._stops.found
+        if marker := self._markers.get(token_id):
+            raw = self._detokenizer.flush() + marker
+        else:
+            raw = self._detokenizer.push(token_id)
+        text = self._read(self._stops.push(raw))
+        if self._stops.found is not None or (self._reader is not None and self._reader.done):
+            text += self._finish("stop")
         elif self.tokens >= self._max_tokens:
             text += self._finish("length")
         return text
 
     def _finish(self, reason: FinishReason) -> str:
-        text = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
-        self.finish_reason = reason
+        text = self._read(self._stops.push(self._detokenizer.flush()) + self._stops.flush())
         if self._stops.found is not None:
-            self.finish_reason, self.stop_reason = "stop", self._stops.found
+            reason, self.stop_reason = "stop", self._stops.found
+        if self._reader is not None:
+            text += self._reader.close()
+            if self._reader.calls and reason == "stop":
+                reason = "tool_calls"
+        self.finish_reason = reason
         return text
+
+    def _read(self, text: str) -> str:
+        """The content in a piece of text."""
+        return text if self._reader is None else self._reader.push(text)

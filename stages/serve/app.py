@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from stages import __version__
-from stages.errors import EagleError
-from stages.serve.access import ApiKey, BodyLimit
-from stages.serve.answer import Answer
+from stages.serve.access import ApiKey, BodyLimit, client_of
 from stages.serve.api_error import ApiError, shown
-from stages.serve.completion import Completion, Question
+from stages.serve.completion import Completion
 from stages.serve.engine_thread import EngineThread
 from stages.serve.grammar import Grammars
 from stages.serve.metrics import Metrics
+from stages.serve.openapi import describe
+from stages.serve.page import page_routes
+from stages.serve.questions import questions_of
+from stages.serve.rate_limit import RateLimit
 from stages.serve.reply import EventStream, Reply
 from stages.serve.request import ChatRequest, CompletionRequest
 from stages.serve.request_log import LogFormat, RequestLog
@@ -38,13 +40,15 @@ ANSWERING = ("/v1/chat/completions", "/v1/completions")
 class Access:
     """Who may ask, and how much.
 
-    api_key: what requests below `/v1` must bring; None lets all in.
+    api_keys: of which requests below `/v1` must bring one; without any all are let in.
     max_body: bytes of a request's body.
+    rate_limit: requests of one client in a minute.
     cors_origins: web pages that a browser lets read the answers.
     """
 
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     max_body: int = 4 * 2**20
+    rate_limit: int | None = None
     cors_origins: tuple[str, ...] = ()
 
 
@@ -69,7 +73,7 @@ def create_app(
     metrics = Metrics(engine)
     grammars = Grammars(model.target)
 
-    @app.get("/health")
+    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
         well = engine.alive and not engine.stopping
         body = Health(status="ok" if well else "stopping", running=engine.running, waiting=engine.waiting)
@@ -79,7 +83,7 @@ def create_app(
     async def version() -> Version:
         return Version(version=__version__)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -104,16 +108,20 @@ def create_app(
         body.refuse_unsupported()
         model.require_name(body.model)
         questions = await asyncio.get_running_loop().run_in_executor(
-            tokenizing, _questions, model, grammars, body, engine.max_queue
+            tokenizing, questions_of, model, grammars, body, engine.max_queue
         )
-        completion = Completion.submit(engine, questions, body.choices, metrics)
+        completion = Completion.submit(engine, questions, body.choices, metrics, client_of(request.scope))
         kind = ChatWire if isinstance(body, ChatRequest) else TextWire
-        ids = bool(body.return_token_ids)
-        reply = Reply(kind(model.name, completion, ids), completion, requests, metrics)
+        ids, steps = bool(body.return_token_ids), bool(body.return_speculation)
+        texts = None if body.told_tokens is None else model.token_texts
+        reply = Reply(kind(model.name, completion, ids, steps, texts), completion, requests, metrics)
         if not body.stream:
             return await reply.whole(request)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(reply, include_usage=usage, every_id=ids)
+        return EventStream(reply, include_usage=usage, every_id=ids or steps or texts is not None)
+
+    app.include_router(page_routes())
+    describe(app, keys=bool(access.api_keys))
 
     def refused(error: ApiError, path: str = "") -> JSONResponse:
         requests.refused(error)
@@ -149,8 +157,10 @@ def create_app(
 
     # The last one added is the outermost: a browser asks for leave before it sends a key.
     app.add_middleware(BodyLimit, limit=access.max_body, refused=refused)
-    if access.api_key is not None:
-        app.add_middleware(ApiKey, key=access.api_key, refused=refused)
+    if access.rate_limit is not None:
+        app.add_middleware(RateLimit, limit=access.rate_limit, refused=refused)
+    if access.api_keys:
+        app.add_middleware(ApiKey, keys=access.api_keys, refused=refused)
     if access.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -159,62 +169,6 @@ def create_app(
             allow_headers=["Authorization", "Content-Type"],
         )
     return app
-
-
-def _questions(
-    model: ServedModel, grammars: Grammars, body: ChatRequest | CompletionRequest, most: int
-) -> list[Question]:
-    """The answers that a request asks for, `n` to each prompt in turn; no more than one beyond `most`.
-
-    Raises:
-        ApiError: a prompt is empty or does not fit, or an option does not go with this model.
-    """
-    param = "messages" if isinstance(body, ChatRequest) else "prompt"
-    prompts = [_render(model, body)] if isinstance(body, ChatRequest) else _encode(model, body)
-    seed = model.seed(body)
-    questions: list[Question] = []
-    for prompt_ids in prompts:
-        for sample in range(body.choices):
-            if len(questions) > most:
-                return questions  # too many, which is refused where they would wait
-            mask = None if body.json_schema is None else grammars.mask(body.json_schema)
-            params = model.sampling(
-                body, len(prompt_ids), param=param, seed=seed, sample=sample, token_mask=mask
-            )
-            text = Answer(
-                model.target.tokenizer,
-                end_ids=params.end_ids(model.target.eos_ids),
-                max_tokens=params.max_new_tokens,
-                stops=body.stops,
-                eos_ids=model.target.eos_ids,
-            )
-            questions.append(Question(prompt_ids, params, text))
-    return questions
-
-
-def _render(model: ServedModel, request: ChatRequest) -> list[int]:
-    """Token ids of a request's messages, the start of the answer included."""
-    try:
-        prompt_ids = model.target.render([message.for_template() for message in request.messages])
-    except EagleError as error:
-        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
-    if not prompt_ids:
-        message = "the messages have no tokens; add some text"
-        raise ApiError(400, message, param="messages", code="invalid_value")
-    return prompt_ids
-
-
-def _encode(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
-    """Token ids of a request's prompts: text with what belongs at its start, ids as they are."""
-    found = []
-    for prompt in request.prompts:
-        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
-            message = "prompt has no tokens; add some text"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        model.require_ids(ids)
-        found.append(ids)
-    return found
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stages.decoding import DecodeStats
+from stages.decoding import DecodeStats, TokenLogprobs
 from stages.serve.answer import Answer
 from stages.serve.engine_thread import Job, NewTokens
 from stages.serve.metrics import Metrics
@@ -18,6 +18,7 @@ class Choice:
         answer: the text's maker; knows the finish reason.
         job: what the engine does for it.
         stats: counts of the cycles so far, each taken whole.
+        logprobs: of each id so far, where they are wanted.
     """
 
     def __init__(self, index: int, job: Job, answer: Answer, metrics: Metrics) -> None:
@@ -25,22 +26,29 @@ class Choice:
         self.answer = answer
         self.job = job
         self.stats = DecodeStats()
+        self.logprobs: list[TokenLogprobs] = []
         self._metrics = metrics
         self._submitted = time.monotonic()
         self._first: float | None = None
         self._last = self._submitted
 
-    def take(self, event: NewTokens) -> str:
-        """Takes the next tokens; returns the text that has become certain."""
+    def take(self, event: NewTokens) -> list[str]:
+        """Takes the next tokens; returns the text that each of them has made certain."""
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last
-            self._metrics.first_token(self._first - self._submitted)
+            self._metrics.first_token(self._first - self._submitted, event.stats.reused)
         before = self.answer.tokens
-        text = self.answer.push(event.token_ids)
+        texts = [self.answer.push([token_id]) for token_id in event.token_ids]
         self._metrics.cycle(self.answer.tokens - before, self.stats, event.stats)
         self.stats = event.stats
-        return text
+        self.logprobs += (event.logprobs or [])[: self.answer.tokens - before]
+        return texts[: self.answer.tokens - before]
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds until the tokens of late."""
+        return self._last - self._submitted
 
     @property
     def ttft_s(self) -> float | None:

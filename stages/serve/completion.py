@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stages.decoding import SamplingParams
+from stages.decoding import SamplingParams, TokenLogprobs
 from stages.serve.answer import Answer
 from stages.serve.api_error import ApiError
 from stages.serve.choice import Choice
@@ -22,28 +22,44 @@ from stages.serve.engine_thread import (
     QueueFullError,
 )
 from stages.serve.metrics import Metrics
-from stages.serve.response import SpeculationStats, Usage
+from stages.serve.response import PromptTokensDetails, SpeculationStats, Usage
+from stages.serve.tool_calls import CallDelta
 
 MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True)
 class Question:
-    """One answer that is wanted: the prompt, how to decode, and the maker of the text."""
+    """One answer that is wanted: the prompt, how to decode, with drafts or not, and the maker of the text."""
 
     prompt_ids: list[int]
     params: SamplingParams
     answer: Answer
+    drafts: bool = True
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of an answer that has become certain, and the ids that came with it; one may be without the
-    other."""
+    """Ids of an answer that came together, and the text that each of them has made certain.
+
+    texts: one for each id, often empty where a character or a stop string is not complete; a last one
+        without an id is what was still held when the answer ended.
+    accepted: so many of the ids, the first ones, were drafted; the target drew the others itself.
+    calls: what has come of calls of tools.
+    logprobs: of each id, where they are wanted.
+    """
 
     choice: Choice
-    text: str
+    texts: list[str]
     token_ids: list[int]
+    accepted: int
+    calls: list[CallDelta] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of the text that has become certain."""
+        return "".join(self.texts)
 
 
 class Completion:
@@ -72,12 +88,18 @@ class Completion:
 
     @classmethod
     def submit(
-        cls, engine: EngineThread, questions: Sequence[Question], n: int, metrics: Metrics
+        cls,
+        engine: EngineThread,
+        questions: Sequence[Question],
+        n: int,
+        metrics: Metrics,
+        client: str = "",
     ) -> Completion:
         """Puts a request in the queue.
 
         Args:
             questions: what is to be answered, `n` for each prompt in turn.
+            client: who asks.
 
         Raises:
             ApiError: 429 when the queue is full, 503 when the server is stopping, 400 when the queue could
@@ -100,7 +122,7 @@ class Completion:
             return deliver
 
         choices = [
-            Choice(i, Job(q.prompt_ids, q.params, deliver_to(i)), q.answer, metrics)
+            Choice(i, Job(q.prompt_ids, q.params, deliver_to(i), client, q.drafts), q.answer, metrics)
             for i, q in enumerate(questions)
         ]
         try:
@@ -132,11 +154,18 @@ class Completion:
             if index not in unfinished:
                 continue
             before = answer.tokens
-            text = choice.take(event) if isinstance(event, NewTokens) else self._end(answer, event)
+            accepted = 0
+            if isinstance(event, NewTokens):
+                texts, accepted = choice.take(event), event.accepted
+            else:
+                rest = self._end(answer, event)
+                texts = [rest] if rest else []
             if answer.finish_reason is not None:
                 unfinished.remove(index)
                 self._engine.cancel(choice.job)  # a stop string is found here, while the engine goes on
-            yield Piece(choice, text, answer.token_ids[before:])
+            ids = answer.token_ids[before:]
+            accepted = min(accepted, len(ids))
+            yield Piece(choice, texts, ids, accepted, answer.new_calls(), choice.logprobs[before:])
 
     def cancel(self) -> None:
         """Frees the engine of what it still does for this request, if anything."""
@@ -157,6 +186,11 @@ class Completion:
         return sum(len(choice.job.prompt_ids) for choice in self.choices[:: self._n])
 
     @property
+    def cached_tokens(self) -> int:
+        """Those of them that were not read, as an earlier sequence began with them."""
+        return sum(choice.stats.reused for choice in self.choices[:: self._n])
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far, and how they came about."""
         prompt, answers = self.prompt_tokens, sum(choice.answer.tokens for choice in self.choices)
@@ -164,6 +198,7 @@ class Completion:
             prompt_tokens=prompt,
             completion_tokens=answers,
             total_tokens=prompt + answers,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
             speculation=self._speculation(),
         )
 

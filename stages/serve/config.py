@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from stages.config import ArtifactReaderConfig, Bytes, ChatTemplateConfig, ModelConfig
 
@@ -24,9 +24,13 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
             "max_batch",
             "max_queue",
             "max_model_len",
+            "kv_memory",
+            "prefix_reuse",
+            "overlap",
             "log_format",
         ),
-        "Access": ("api_key", "max_body", "cors_origin"),
+        "Engine": ("backend", "backend_args", "print_command"),
+        "Access": ("api_key", "rate_limit", "max_body", "cors_origin"),
     }
 
     target: str = Field(
@@ -42,26 +46,54 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
     served_model_name: str | None = Field(
         default=None, description="Model name that clients use; the target's own name by default."
     )
-    max_batch: int = Field(
-        default=8, ge=1, le=256, description="Requests that are answered together; others wait."
+    max_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Requests that are answered together; others wait. 8 by default; another --backend has "
+        "its own.",
     )
-    max_queue: int = Field(
-        default=64, ge=1, description="Requests that may wait for their turn; more are answered 429."
+    max_queue: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests that may wait for their turn; more are answered 429. 64 by default; another "
+        "--backend has its own.",
     )
     max_model_len: int | None = Field(
         default=None,
         ge=2,
         description="Tokens of a prompt and its answer together; the target's whole context by default.",
     )
+    kv_memory: Bytes | None = Field(
+        default=None,
+        ge=1,
+        description="Most memory of the keys and values of all slots. Without --max-model-len it bounds the "
+        "context; by default memory grows with what the requests need.",
+    )
+    prefix_reuse: bool = Field(
+        default=True,
+        description="Keep what a slot holds when its answer has ended, so that the next turn of a chat reads "
+        "only what is new.",
+    )
+    overlap: bool = Field(
+        default=True,
+        description="On a GPU, launch a cycle before the tokens of the last one are read; the text is the "
+        "same without. On a CPU nothing runs ahead.",
+    )
     log_format: Literal["text", "json"] = Field(
         default="text", description="How the line of each request is written; it never holds user text."
     )
-    api_key: str | None = Field(
-        default=None,
-        min_length=1,
+    api_key: tuple[str, ...] = Field(
+        default=(),
         repr=False,
-        description="Key that clients must send as a bearer token. Better set EAGLE_API_KEY: a command line "
-        "can be read by others on the machine.",
+        description="Key that clients must send as a bearer token; several tell clients apart. Better set "
+        "EAGLE_API_KEY, several with commas between: a command line can be read by others on the machine.",
+    )
+    rate_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests that one client may send in a minute; more are answered 429. A client is who "
+        "has one of several keys, else an address.",
     )
     max_body: Bytes = Field(
         default=4 * 2**20, ge=1024, description="Size of a request's body; larger ones are answered 413."
@@ -71,8 +103,34 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
         description="Origin of web pages that may read the answers, such as https://example.com; may be "
         "given several times, * is any.",
     )
+    backend: Literal["eagle", "vllm", "sglang"] = Field(
+        default="eagle",
+        description="Engine that serves. vllm and sglang are started with the options that stand for these "
+        "flags, and this process becomes theirs; what they lack is refused.",
+    )
+    backend_args: str = Field(
+        default="",
+        description="Further options of another backend, as one text: '--tensor-parallel-size 4'.",
+    )
+    print_command: bool = Field(
+        default=False, description="Print the command of another backend instead of running it."
+    )
     tree: str = Field(
         default="cost",
         description="Draft tree: cost (what pays on this machine), none, chain:depth=3, "
         "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0.",
     )
+
+    @model_validator(mode="after")
+    def _other_backend(self) -> Self:
+        if self.backend == "eagle" and (self.backend_args or self.print_command):
+            flag = "--backend-args" if self.backend_args else "--print-command"
+            raise ValueError(f"{flag} goes with --backend vllm or sglang")
+        return self
+
+    @field_validator("api_key")
+    @classmethod
+    def _no_empty_key(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(key.strip() for key in keys):
+            raise ValueError("a key is empty, so that it would keep nobody out; give one or leave it out")
+        return keys

@@ -5,13 +5,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stages.decoding import DecodeStats, Emission, Engine, GenerationRequest, SamplingParams
+from stages.decoding import (
+    DecodeStats,
+    Emission,
+    Engine,
+    GenerationRequest,
+    SamplingParams,
+    TokenLogprobs,
+)
 from stages.errors import EagleError
+from stages.serve.fair_queue import FairQueue
 
 
 class QueueFullError(Exception):
@@ -24,10 +32,16 @@ class EngineStoppedError(Exception):
 
 @dataclass(frozen=True)
 class NewTokens:
-    """What one cycle has given a request, and the counts with it. The first cycle is the prompt's own."""
+    """What one cycle has given a request, and the counts with it. The first cycle is the prompt's own.
+
+    accepted: so many of the ids, the first ones, were drafted.
+    logprobs: of each id, where they are wanted.
+    """
 
     token_ids: list[int]
     stats: DecodeStats
+    accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,8 @@ class Job:
     """One request on its way through the engine.
 
     Attributes:
+        client: who asks, so that all get their turn.
+        drafts: false decodes it plainly.
         deliver: called on the engine's thread with each event, in order; must return at once.
         cancelled: set when nobody wants the rest; the engine drops the job at its next step.
         began: when it got its slot, by the monotonic clock.
@@ -54,12 +70,14 @@ class Job:
     prompt_ids: list[int]
     params: SamplingParams
     deliver: Callable[[Event], None]
+    client: str = ""
+    drafts: bool = True
     cancelled: bool = False
     began: float = 0.0
 
 
 class EngineThread:
-    """Decodes as many jobs together as the engine has slots; they join in order of arrival.
+    """Decodes as many jobs together as the engine has slots; they join in order of arrival, clients in turns.
 
     Args:
         engine: used on no other thread from `start` on.
@@ -72,7 +90,7 @@ class EngineThread:
     def __init__(self, engine: Engine, max_queue: int) -> None:
         self._engine = engine
         self._max_queue = max_queue
-        self._waiting: deque[Job] = deque()
+        self._waiting: FairQueue[Job] = FairQueue(max_queue)
         self._running: dict[str, Job] = {}
         self._begun = 0
         self._changed = threading.Condition()
@@ -117,26 +135,24 @@ class EngineThread:
         return self._thread.is_alive()
 
     def submit(self, *jobs: Job) -> None:
-        """Puts jobs at the end of the queue, all of them or none.
+        """Puts jobs of one client in the queue, all of them or none.
 
         Raises:
-            QueueFullError: more than `max_queue` jobs would wait.
+            QueueFullError: more than `max_queue` jobs would wait, and more than the client's share of them.
             EngineStoppedError: `stop` was called.
         """
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
-            if len(self._waiting) + len(jobs) > self._max_queue:
+            if not self._waiting.add(*jobs):
                 raise QueueFullError
-            self._waiting.extend(jobs)
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Forgets a job: at once if it waits, after the present step if it runs, in vain if it is done."""
         with self._changed:
             job.cancelled = True
-            if job in self._waiting:
-                self._waiting.remove(job)
+            if self._waiting.remove(job):
                 job.deliver(Ended("cancelled"))
 
     def stop(self, grace_s: float) -> None:
@@ -178,7 +194,7 @@ class EngineThread:
             self._changed.wait_for(lambda: self._waiting or self._running or self._stopping)
             joining = []
             while self._waiting and len(self._running) < self._engine.cache.slots:
-                job = self._waiting.popleft()
+                job = self._waiting.take(Counter(job.client for job in self._running.values()))
                 job.began = time.monotonic()
                 self._begun += 1
                 self._running[str(self._begun)] = job
@@ -188,7 +204,7 @@ class EngineThread:
         for name in joining:
             job = self._running[name]
             try:
-                self._engine.submit(GenerationRequest(name, job.prompt_ids, job.params))
+                self._engine.submit(GenerationRequest(name, job.prompt_ids, job.params), drafts=job.drafts)
             except EagleError as error:
                 self._end(name, Ended("failed", error))
         return True
@@ -197,7 +213,7 @@ class EngineThread:
         job = self._running[emission.id]
         stats = emission.stats  # which the engine goes on counting in
         taken = replace(stats, accepted_per_depth=list(stats.accepted_per_depth))
-        job.deliver(NewTokens(emission.tokens, taken))
+        job.deliver(NewTokens(emission.tokens, taken, emission.accepted, emission.logprobs))
         if emission.finish_reason is not None:
             self._end(emission.id, Ended("complete"))
 

@@ -1,4 +1,4 @@
-"""JSON schemas as token masks: what may follow the output so far, by llguidance.
+"""JSON schemas and the calls of tools as token masks: what may follow the output so far, by llguidance.
 
 A mask is a function of the tokens on a node's path alone, as drafting needs it: the matcher goes back to what
 two paths share and on from there.
@@ -7,6 +7,7 @@ two paths share and on from there.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,14 +19,21 @@ from llguidance.hf import from_tokenizer
 from torch import Tensor
 
 from stages.serve.api_error import ApiError
+from stages.serve.tool import Tool
+from stages.serve.tool_form import ToolForm
+from stages.serve.tool_grammar import ONE_LINE, calls_grammar
 from stages.targets import Target
 
 KEPT = 32
+REMEMBERED = 32
 REASON_SHOWN = 200
+# llguidance writes a counted list out, item by item, before it looks at its limits: seconds and gigabytes.
+COUNTS = ("minItems", "maxItems")
+MAX_COUNTED = 20_000
 
 
 class Grammars:
-    """Compiles schemas for one target's tokenizer. Used by one thread at a time."""
+    """Compiles grammars for one target's tokenizer. Used by one thread at a time."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -38,34 +46,66 @@ class Grammars:
         Raises:
             ApiError: the schema is none, or uses what is not supported.
         """
-        matcher = self._compiled(json.dumps(schema))
+        _refuse_large([schema], "response_format")
+        # On one line, as json.dumps writes: where spaces are free, a model may write them for ever.
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=ONE_LINE)
+        except ValueError as error:
+            raise _refused(str(error), "response_format") from None
+        return self._mask(grammar, "response_format")
+
+    def calls(self, form: ToolForm, tools: Sequence[Tool], *, must: bool, one: bool) -> GrammarMask:
+        """The same for an answer that calls tools.
+
+        Args:
+            must: it is nothing but calls; otherwise text that may have calls in it, or be one.
+            one: it has only one.
+
+        Raises:
+            ApiError: the schema of a tool is none, or uses what is not supported.
+        """
+        _refuse_large([tool.function.schema_of_arguments for tool in tools], "tools")
+        grammar = calls_grammar(form, tools, self._target.tokenizer, must=must, one=one)
+        return self._mask(grammar, "tools")
+
+    def _mask(self, grammar: str, param: str) -> GrammarMask:
+        matcher = self._compiled(grammar, param)
         return GrammarMask(matcher.deep_copy(), self._target.vocab_size, self._target.eos_ids)
 
-    def _compile(self, schema: str) -> LLMatcher:
+    def _compile(self, grammar: str, param: str) -> LLMatcher:
         if self._tokenizer is None:
             tokenizer = self._target.tokenizer
             size = max(self._target.vocab_size, len(tokenizer))
             try:
                 self._tokenizer = from_tokenizer(tokenizer, size, sorted(self._target.eos_ids))
             except ValueError as error:
-                raise _refused(f"the tokenizer of {self._target.name} cannot be used ({error})") from None
-        try:
-            # On one line, as json.dumps writes: where spaces are free, a model may write them for ever.
-            grammar = LLMatcher.grammar_from_json_schema(
-                schema,
-                overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-            )
-        except ValueError as error:
-            raise _refused(str(error)) from None
+                reason = f"the tokenizer of {self._target.name} cannot be used ({error})"
+                raise _refused(reason, param) from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise _refused(matcher.get_error())
+            raise _refused(matcher.get_error(), param)
         return matcher
 
 
-def _refused(reason: str) -> ApiError:
+def _refuse_large(schemas: Sequence[Any], param: str) -> None:
+    """Raises ApiError: the lists of the schemas may be too long together."""
+    counted: float = 0
+    left = list(schemas)
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            counts = (node.get(name) for name in COUNTS)
+            counted += max([0, *(n for n in counts if isinstance(n, int | float))])
+            if counted > MAX_COUNTED:
+                raise _refused(f"its lists may have more than {MAX_COUNTED} items; lower maxItems", param)
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+
+
+def _refused(reason: str, param: str) -> ApiError:
     message = f"the schema cannot be followed: {' '.join(reason.split())[:REASON_SHOWN]}"
-    return ApiError(400, message, param="response_format", code="invalid_value")
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 class GrammarMask:
@@ -76,9 +116,18 @@ class GrammarMask:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._path: list[int] = []  # what the matcher has taken
+        self._made: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
 
     def __call__(self, output: Sequence[int]) -> Tensor:
-        wanted = list(output)
+        """A drafted node is asked for twice: when it is drafted, and when it is verified."""
+        wanted = tuple(output)
+        if wanted not in self._made:
+            self._made[wanted] = self._make(list(wanted))
+            if len(self._made) > REMEMBERED:
+                self._made.popitem(last=False)
+        return self._made[wanted]
+
+    def _make(self, wanted: list[int]) -> Tensor:
         if not self._follow(wanted):
             # A draft that the grammar forbids: its parent never draws it, so nothing depends on this.
             return torch.ones(self._vocab_size, dtype=torch.bool)

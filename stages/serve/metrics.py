@@ -30,6 +30,7 @@ class Metrics:
         self._requests = counter("requests", "Requests that ended, by how.", "outcome")
         self._answers = counter("answers", "Complete answers, by why they ended.", "finish_reason")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of the prompts taken on.")
+        self._cached = counter("cached_prompt_tokens", "Tokens of prompts that were not read again.")
         self._tokens = counter("generated_tokens", "Tokens of the answers.")
         self._steps = counter("decode_steps", "Steps of all answers: one forward of the target each.")
         self._drafted = counter("drafted_tokens", "Draft tokens verified.")
@@ -67,9 +68,10 @@ class Metrics:
         """The engine takes on prompts."""
         self._prompt_tokens.inc(tokens)
 
-    def first_token(self, seconds: float) -> None:
-        """An answer has begun."""
+    def first_token(self, seconds: float, cached: int) -> None:
+        """An answer has begun, to a prompt of which so many tokens were kept from earlier ones."""
         self._ttft.observe(seconds)
+        self._cached.inc(cached)
 
     def cycle(self, tokens: int, before: DecodeStats, after: DecodeStats) -> None:
         """A cycle has given an answer `tokens`, and changed its counts."""

@@ -62,7 +62,7 @@ class Reply:
                 choice = piece.choice
                 first = choice.index not in begun
                 ended = choice.answer.finish_reason is not None
-                if piece.text or (every_id and piece.token_ids) or (first and ended):
+                if piece.text or piece.calls or (every_id and piece.token_ids) or (first and ended):
                     begun.add(choice.index)
                     yield _event(self._wire.piece(piece, first).model_dump_json())
                 if ended:

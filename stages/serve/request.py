@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from stages.serve.api_error import ApiError, shown
+from stages.serve.message import ChatMessage
+from stages.serve.request_part import Encodable, RequestPart, UnicodeText, Whole, invalid, refuse
+from stages.serve.tool import MAX_TOOLS, NamedTool, Tool, ToolChoice
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_CHOICES = 128
 MAX_BIASES = 1024
+MAX_LOGPROBS = 20
 
 # Fields that do not bear on the answer: names of callers, hints for caches and billing.
 NO_EFFECT = {
@@ -55,52 +58,17 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
 TEXT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
 }
-
-
-class _Input(BaseModel):
-    """A part of a request: types as they are, no NaN, unknown fields kept for `refuse_unsupported`."""
-
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, extra="allow")
-
-
-def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("not valid Unicode, a surrogate stands alone") from None
-    return text
-
-
-UnicodeText = Annotated[str, AfterValidator(_encodable)]
-
-
-class TextPart(_Input):
-    """One part of a message in parts; only text is taken."""
-
-    type: Literal["text"]
-    text: UnicodeText
-
-
-def _content_tag(content: Any) -> str:
-    return "<parts>" if isinstance(content, list) else "<text>"
 
 
 def _stop_tag(stop: Any) -> str:
@@ -110,55 +78,40 @@ def _stop_tag(stop: Any) -> str:
 def _prompt_tag(prompt: Any) -> str:
     if not isinstance(prompt, list):
         return "<text>"
-    kinds = {int: "<ids>", list: "<lists>"}
+    kinds = {int: "<ids>", float: "<ids>", list: "<lists>"}
     return kinds.get(type(prompt[0]), "<texts>") if prompt else "<texts>"
 
 
-Content = Annotated[
-    Annotated[UnicodeText, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
-    Discriminator(_content_tag),
-]
-StopString = Annotated[UnicodeText, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), Encodable]
 Stop = Annotated[
     Annotated[StopString, Tag("<text>")]
     | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("<list>")],
     Discriminator(_stop_tag),
 ]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0), Whole]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[UnicodeText, Tag("<text>")]
     | Annotated[Annotated[list[UnicodeText], Field(min_length=1)], Tag("<texts>")]
     | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[TokenIds], Tag("<lists>")],
+    | Annotated[Annotated[list[TokenIds], Field(min_length=1)], Tag("<lists>")],
     Discriminator(_prompt_tag),
 ]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Biases = Annotated[
+    dict[BiasedId, Bias],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+]
 
 
-class ChatMessage(_Input):
-    """One message of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it: parts joined by line breaks, a developer as the system."""
-        content = self.content
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
-        }
-
-
-class StreamOptions(_Input):
+class StreamOptions(RequestPart):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class JsonSchema(_Input):
+class JsonSchema(RequestPart):
     """The schema that an answer must follow. It does so whether `strict` or not."""
 
     name: UnicodeText | None = None
@@ -167,14 +120,14 @@ class JsonSchema(_Input):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Input):
+class ResponseFormat(RequestPart):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class AnswerRequest(_Input):
+class AnswerRequest(RequestPart):
     """What both kinds of request have in common. None is the same as leaving a field out."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
@@ -182,22 +135,24 @@ class AnswerRequest(_Input):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = Field(default=None, ge=1)
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), Whole] | None = None
+    max_tokens: Annotated[int, Field(ge=1), Whole] | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: Annotated[int, Field(ge=-1), Whole] | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    logit_bias: dict[BiasedId, Bias] | None = Field(default=None, max_length=MAX_BIASES)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    logit_bias: Biases | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), Whole] | None = None
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
+    speculative: bool | None = None
+    return_speculation: bool | None = None
 
     @property
     def choices(self) -> int:
@@ -217,6 +172,11 @@ class AnswerRequest(_Input):
         return self.max_tokens
 
     @property
+    def told_tokens(self) -> int | None:
+        """How many of the most probable tokens are told with each of the answer; None for nothing."""
+        raise NotImplementedError
+
+    @property
     def json_schema(self) -> dict[str, Any] | None:
         """The schema that the answer must follow; None for free text."""
         form = self.response_format
@@ -234,25 +194,28 @@ class AnswerRequest(_Input):
             ApiError: a field is unknown, or asks for something that this server does not do.
         """
         self._refuse_extra()
+        if self.return_speculation and not self.stream:
+            message = "return_speculation needs stream to be true; usage.speculation tells of whole answers"
+            raise invalid("return_speculation", message)
         if self.stream_options is not None:
-            _refuse_extra_of(self.stream_options, "stream_options.")
+            self.stream_options.refuse_extra("stream_options.")
             if not self.stream:
-                raise _invalid("stream_options", "stream_options needs stream to be true")
+                raise invalid("stream_options", "stream_options needs stream to be true")
         form = self.response_format
         if form is not None:
-            _refuse_extra_of(form, "response_format.")
+            form.refuse_extra("response_format.")
             if (form.type == "json_schema") != (form.json_schema is not None):
                 message = "response_format.json_schema goes with type = json_schema; give both or neither"
-                raise _invalid("response_format", message)
+                raise invalid("response_format", message)
             if form.json_schema is not None:
-                _refuse_extra_of(form.json_schema, "response_format.json_schema.")
+                form.json_schema.refuse_extra("response_format.json_schema.")
             if form.type != "text" and self.ignore_eos:
-                raise _invalid("ignore_eos", "ignore_eos cannot go with a response_format; leave one out")
+                raise invalid("ignore_eos", "ignore_eos cannot go with a response_format; leave one out")
 
     def _refuse_extra(self) -> None:
         for name, value in (self.model_extra or {}).items():
             if name not in NO_EFFECT:
-                _refuse(name, value, self.neutral.get(name))
+                refuse(name, value, self.neutral.get(name))
 
 
 class ChatRequest(AnswerRequest):
@@ -261,26 +224,79 @@ class ChatRequest(AnswerRequest):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL | CHAT_NEUTRAL
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def shown_tools(self) -> list[Tool]:
+        """The tools that the model gets to see: none where it may not call any."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Those of them that it may call."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.shown_tools if tool.function.name == name]
+        return self.shown_tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def one_call(self) -> bool:
+        """Whether the answer ends with its first call."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, NamedTool)
 
     @property
     def token_limit(self) -> int | None:
         """The cap on the answer's tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def told_tokens(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         for i, turn in enumerate(self.messages):
-            _refuse_extra_of(turn, f"messages[{i}].")
-            if not isinstance(turn.content, str):
-                for j, part in enumerate(turn.content):
-                    _refuse_extra_of(part, f"messages[{i}].content[{j}].")
+            turn.refuse_unsupported(f"messages[{i}]")
+        self._refuse_tools()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.token_limit:
             message = (
                 f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}; "
                 "they mean the same, so give one"
             )
-            raise _invalid("max_tokens", message)
+            raise invalid("max_tokens", message)
+
+    def _refuse_tools(self) -> None:
+        tools = self.tools or []
+        for i, tool in enumerate(tools):
+            tool.refuse_unsupported(f"tools[{i}]")
+        names = [tool.function.name for tool in tools]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise invalid("tools", f"tools has {twice} more than once; give each function its own name")
+        if isinstance(self.tool_choice, NamedTool):
+            self.tool_choice.refuse_extra("tool_choice.")
+            self.tool_choice.function.refuse_extra("tool_choice.function.")
+            if self.tool_choice.function.name not in names:
+                name = self.tool_choice.function.name
+                raise invalid("tool_choice", f"tool_choice names {name}, which is no tool; add it")
+        if self.must_call and not tools:
+            raise invalid("tool_choice", "tool_choice asks for a call and there are no tools; add some")
+        if self.shown_tools and self.json_schema is not None:
+            message = "response_format cannot go with tools that may be called; use tool_choice none"
+            raise invalid("response_format", message)
+        if self.must_call and self.ignore_eos:
+            raise invalid("ignore_eos", "ignore_eos cannot go with a call that must be; leave one out")
 
 
 class CompletionRequest(AnswerRequest):
@@ -289,6 +305,11 @@ class CompletionRequest(AnswerRequest):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL | TEXT_NEUTRAL
 
     prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
+
+    @property
+    def told_tokens(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -297,28 +318,3 @@ class CompletionRequest(AnswerRequest):
         if isinstance(prompt, str):
             return [prompt]
         return [prompt] if isinstance(prompt[0], int) else prompt
-
-
-def _refuse_extra_of(part: _Input, prefix: str) -> None:
-    for name, value in (part.model_extra or {}).items():
-        _refuse(prefix + name, value, ([], {}, False), hint="leave it out")
-
-
-def _refuse(param: str, value: Any, neutral: tuple[Any, ...] | None, hint: str | None = None) -> None:
-    if neutral is None:
-        raise ApiError(400, f"{param} is no parameter; leave it out", param=param, code="unknown_parameter")
-    if value is None or any(_same(value, one) for one in neutral):
-        return
-    allowed = " or ".join(shown(one) for one in neutral)
-    hint = hint or (f"leave it out or use {allowed}" if allowed else "leave it out")
-    message = f"{param} = {shown(value)} is not supported; {hint}"
-    raise ApiError(400, message, param=param, code="unsupported_parameter")
-
-
-def _invalid(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equality that tells true from 1 and false from 0, as JSON does."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from stages.serve.answer import FinishReason
+from stages.serve.logprobs import ChatLogprobs, TextLogprobs
 
 
 def _is_none(value: Any) -> bool:
@@ -34,21 +35,61 @@ class SpeculationStats(BaseModel):
     tokens_per_step: float | None
 
 
+class StepSpeculation(BaseModel):
+    """How the tokens of an event came about, for those who show it; only in streams, and only if asked for.
+
+    accepted: so many of the event's tokens, the first ones, were drafted; the target drew the others itself.
+    texts: what each token has added to the text, empty where a character is not complete yet. A last one
+        without a token is what was still held when the answer ended.
+    seconds: from the request to these tokens, by the server's clock.
+    """
+
+    accepted: int
+    texts: list[str]
+    seconds: float
+
+
+Steps = Annotated[StepSpeculation | None, Field(exclude_if=_is_none)]
+
+
+class PromptTokensDetails(BaseModel):
+    """Of the prompts: tokens that were kept from earlier requests, and not read again."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of a request, of all its answers. The token that ended an answer counts as one of it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     speculation: SpeculationStats
 
 
+class CalledFunction(BaseModel):
+    """The function of a call and its arguments, JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer; `content` is None where it consists of calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: Annotated[list[ToolCall] | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatChoice(BaseModel):
@@ -56,7 +97,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     token_ids: Ids = None
@@ -75,11 +116,28 @@ class ChatCompletion(BaseModel):
     prompt_token_ids: Ids = None
 
 
+class FunctionDelta(BaseModel):
+    """What a chunk adds to the function of a call: its name, then pieces of its arguments."""
+
+    name: str | None = Field(default=None, exclude_if=_is_none)
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to the call at `index`; the first has its id."""
+
+    index: int
+    id: str | None = Field(default=None, exclude_if=_is_none)
+    type: Literal["function"] | None = Field(default=None, exclude_if=_is_none)
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What a chunk adds to the answer."""
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=_is_none)
     content: str | None = Field(default=None, exclude_if=_is_none)
+    tool_calls: Annotated[list[ToolCallDelta] | None, Field(exclude_if=_is_none)] = None
 
 
 class ChunkChoice(BaseModel):
@@ -87,10 +145,11 @@ class ChunkChoice(BaseModel):
 
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = Field(default=None, exclude_if=_is_none)
     token_ids: Ids = None
+    speculation: Steps = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -111,11 +170,12 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: Ids = None
     prompt_token_ids: Ids = None
+    speculation: Steps = None
 
 
 class TextCompletion(BaseModel):

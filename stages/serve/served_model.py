@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stages.decoding import SamplingParams
 from stages.decoding.sampling import TokenMask
@@ -12,6 +14,8 @@ from stages.errors import EagleError
 from stages.serve.api_error import ApiError, shown
 from stages.serve.request import AnswerRequest
 from stages.serve.response import Model
+from stages.serve.token_text import TokenTexts
+from stages.serve.tool_form import ToolForm, tool_form
 from stages.targets import Target
 
 SEED_BITS = 53  # what a JSON number holds exactly in every language
@@ -66,6 +70,22 @@ class ServedModel:
         neutral = {"no_repeat_ngram_size": 0, "typical_p": 1.0}
         values = {name: getattr(config, name, None) for name in neutral}
         return [f"{name}={value}" for name, value in values.items() if value not in (None, neutral[name])]
+
+    @cached_property
+    def tool_form(self) -> ToolForm:
+        """How the target writes calls of tools."""
+        return tool_form(self.target.tokenizer)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The target's tokens one by one."""
+        return TokenTexts(self.target.tokenizer)
+
+    def special_tokens(self, words: Sequence[str]) -> dict[int, str]:
+        """Those of the words that are special tokens, by id."""
+        tokenizer = self.target.tokenizer
+        special = set(tokenizer.all_special_tokens)
+        return {tokenizer.convert_tokens_to_ids(word): word for word in words if word in special}
 
     def card(self) -> Model:
         """The model as the API lists it."""
@@ -140,6 +160,7 @@ class ServedModel:
             sample=sample,
             stop_token_ids=frozenset(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
+            logprobs=request.told_tokens,
         )
 
 

@@ -31,7 +31,7 @@ class StopStrings:
             _, start, self.found = min(places)
             self._held = ""
             return text[:start]
-        certain = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        certain = len(text) - max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[certain:]
         return text[:certain]
 
@@ -41,7 +41,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` starts with, short of all of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from pydantic import BaseModel
 
+from stages.decoding import TokenLogprobs
 from stages.serve.choice import Choice
 from stages.serve.completion import Completion, Piece
+from stages.serve.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
 from stages.serve.response import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChunkChoice,
     Delta,
+    FunctionDelta,
+    StepSpeculation,
     TextChoice,
     TextCompletion,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
+from stages.serve.token_text import TextOffsets, TokenTexts
+from stages.serve.tool_calls import Call, CallDelta
 
 
 class Wire(Protocol):
@@ -50,14 +60,20 @@ class ChatWire:
 
     Args:
         ids: whether token ids are shown.
+        steps: whether events tell which of their tokens were drafted.
+        texts: of tokens, for their log-probabilities; without them there are none.
     """
 
-    def __init__(self, model: str, completion: Completion, ids: bool) -> None:
+    def __init__(
+        self, model: str, completion: Completion, ids: bool, steps: bool, texts: TokenTexts | None = None
+    ) -> None:
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._completion = completion
         self._ids = ids
+        self._steps = steps
+        self._texts = texts
 
     def whole(self, texts: list[str]) -> ChatCompletion:
         choices = []
@@ -67,7 +83,8 @@ class ChatWire:
             choices.append(
                 ChatChoice(
                     index=choice.index,
-                    message=AssistantMessage(content=text),
+                    message=_message(text, answer.calls),
+                    logprobs=self._logprobs(answer.token_ids, choice.logprobs),
                     finish_reason=answer.finish_reason,
                     stop_reason=answer.stop_reason,
                     token_ids=answer.token_ids if self._ids else None,
@@ -87,8 +104,14 @@ class ChatWire:
         role: Literal["assistant"] | None = "assistant" if first else None
         part = ChunkChoice(
             index=piece.choice.index,
-            delta=Delta(role=role, content=piece.text),
+            delta=Delta(
+                role=role,
+                content=None if piece.calls and not piece.text else piece.text,
+                tool_calls=[_call_delta(call) for call in piece.calls] or None,
+            ),
+            logprobs=self._logprobs(piece.token_ids, piece.logprobs),
             token_ids=piece.token_ids if self._ids else None,
+            speculation=_step(piece) if self._steps else None,
         )
         return self._chunk(part, prompt_ids=self._prompt_ids(first))
 
@@ -106,6 +129,9 @@ class ChatWire:
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk(usage=usage)
+
+    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return None if self._texts is None else chat_logprobs(self._texts, token_ids, entries)
 
     def _prompt_ids(self, wanted: bool) -> list[int] | None:
         return self._completion.choices[0].job.prompt_ids if self._ids and wanted else None
@@ -129,25 +155,36 @@ class TextWire:
 
     Args:
         ids: whether token ids are shown.
+        steps: whether events tell which of their tokens were drafted.
+        texts: of tokens, for their log-probabilities; without them there are none.
     """
 
-    def __init__(self, model: str, completion: Completion, ids: bool) -> None:
+    def __init__(
+        self, model: str, completion: Completion, ids: bool, steps: bool, texts: TokenTexts | None = None
+    ) -> None:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._completion = completion
         self._ids = ids
+        self._steps = steps
+        self._texts = texts
+        self._offsets: dict[int, TextOffsets] = {}
 
     def whole(self, texts: list[str]) -> TextCompletion:
         parts = []
         for choice, text in zip(self._completion.choices, texts, strict=True):
             part = self._part(choice, text, choice.answer.token_ids, prompt=True)
+            part.logprobs = self._logprobs(choice.index, choice.answer.token_ids, choice.logprobs)
             part.finish_reason, part.stop_reason = choice.answer.finish_reason, choice.answer.stop_reason
             parts.append(part)
         return self._body(*parts, usage=self._completion.usage)
 
     def piece(self, piece: Piece, first: bool) -> TextCompletion:
-        return self._body(self._part(piece.choice, piece.text, piece.token_ids, prompt=first))
+        part = self._part(piece.choice, piece.text, piece.token_ids, prompt=first)
+        part.logprobs = self._logprobs(piece.choice.index, piece.token_ids, piece.logprobs)
+        part.speculation = _step(piece) if self._steps else None
+        return self._body(part)
 
     def end(self, choice: Choice) -> TextCompletion:
         part = self._part(choice, "", [], prompt=False)
@@ -156,6 +193,14 @@ class TextWire:
 
     def usage(self, usage: Usage) -> TextCompletion:
         return self._body(usage=usage)
+
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
+    ) -> TextLogprobs | None:
+        if self._texts is None:
+            return None
+        offsets = self._offsets.setdefault(index, TextOffsets(self._texts))
+        return text_logprobs(self._texts, offsets, token_ids, entries)
 
     def _part(self, choice: Choice, text: str, token_ids: list[int], *, prompt: bool) -> TextChoice:
         return TextChoice(
@@ -174,3 +219,25 @@ class TextWire:
             usage=usage,
             seed=self._completion.seed,
         )
+
+
+def _message(text: str, calls: Sequence[Call]) -> AssistantMessage:
+    made = [
+        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        for call in calls
+    ]
+    return AssistantMessage(content=text if text or not made else None, tool_calls=made or None)
+
+
+def _call_delta(delta: CallDelta) -> ToolCallDelta:
+    return ToolCallDelta(
+        index=delta.index,
+        id=delta.id,
+        type=None if delta.id is None else "function",
+        function=FunctionDelta(name=delta.name, arguments=delta.arguments),
+    )
+
+
+def _step(piece: Piece) -> StepSpeculation:
+    seconds = round(piece.choice.taken_s, 5)
+    return StepSpeculation(accepted=piece.accepted, texts=piece.texts, seconds=seconds)

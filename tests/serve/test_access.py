@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from stages.decoding import EagleModel
 from stages.errors import EagleError
+from stages.serve.access import client_of
 from stages.serve.app import Access
+from stages.serve.config import ServeConfig
+from stages.serve.rate_limit import RequestRate
 from stages.serve.served_model import ServedModel
+from stages.serve.stage import api_keys
 from stages.targets import Target
 from tests.serve.running_server import NAME, running_server
 
@@ -18,7 +25,7 @@ PAGE = "https://chat.example.com"
 
 
 def test_only_who_has_the_key_may_ask(plain: EagleModel) -> None:
-    with running_server(plain, access=Access(api_key=KEY)) as server:
+    with running_server(plain, access=Access(api_keys=(KEY,))) as server:
         assert [model.id for model in server.openai(KEY).models.list()] == [NAME]
         answer = server.openai(KEY).completions.create(model=NAME, prompt="a", max_tokens=1)
         assert answer.usage is not None
@@ -35,6 +42,72 @@ def test_only_who_has_the_key_may_ask(plain: EagleModel) -> None:
             assert httpx.get(server.url + path).status_code == 200
         assert "refused: 401 invalid_api_key" in server.log
         assert KEY not in "".join(server.log)
+
+
+def test_one_of_several_keys_is_enough(plain: EagleModel) -> None:
+    with running_server(plain, access=Access(api_keys=("sk-one", "sk-two"))) as server:
+        for key in ("sk-one", "sk-two"):
+            assert server.openai(key).completions.create(model=NAME, prompt="a", max_tokens=1).usage
+        with pytest.raises(openai.AuthenticationError):
+            server.openai("sk-three").models.list()
+
+
+def test_keys_come_from_the_flags_else_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_API_KEY", "a, b,,a")
+    assert api_keys(ServeConfig(target="t")) == ("a", "b")
+    assert api_keys(ServeConfig(target="t", api_key=("c",))) == ("c",)
+    with pytest.raises(ValidationError, match="a key is empty"):
+        ServeConfig(target="t", api_key=("c", " "))
+    monkeypatch.delenv("EAGLE_API_KEY")
+    assert api_keys(ServeConfig(target="t")) == ()
+
+
+def test_one_client_may_send_so_many_requests_and_others_do_not_suffer(plain: EagleModel) -> None:
+    access = Access(api_keys=("sk-one", "sk-two"), rate_limit=3)
+    with running_server(plain, access=access) as server:
+        one, two = server.openai("sk-one"), server.openai("sk-two")
+        for _ in range(3):
+            one.completions.create(model=NAME, prompt="a", max_tokens=1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            one.completions.create(model=NAME, prompt="a", max_tokens=1)
+        assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+        two.completions.create(model=NAME, prompt="a", max_tokens=1)
+        assert one.models.list()
+        assert server.metrics()['eagle_requests_total{outcome="refused"}'] == 1
+        for _ in range(4):  # a wrong key is nobody, and takes from nobody
+            with pytest.raises(openai.AuthenticationError):
+                server.openai("sk-no").completions.create(model=NAME, prompt="a")
+
+
+def test_in_no_minute_are_there_more_requests_than_the_limit() -> None:
+    now = [0.0]
+    rate = RequestRate(2, clock=lambda: now[0])
+    taken: list[float] = []
+    for step in range(2000):
+        now[0] += (step * 7919 % 13) * 2.5
+        wait = rate.take("a")
+        if wait == 0.0:
+            taken.append(now[0])
+        else:
+            assert wait == pytest.approx(taken[-2] + 60.0 - now[0])
+        assert rate.take(f"other {step}") == 0.0
+    assert all(after - before >= 60.0 for before, after in zip(taken, taken[2:], strict=False))
+    assert len(taken) > 500
+    assert len(rate._taken) < 1100, "clients of long ago are forgotten"
+
+
+@pytest.mark.parametrize(
+    ("scope", "client"),
+    [
+        ({"client": ("10.0.0.1", 5)}, "10.0.0.1"),
+        ({"client": ("2001:db8::1:2", 5)}, "2001:db8::/64"),
+        ({"client": ("10.0.0.1", 5), "eagle.key": 1}, "key 1"),
+        ({"client": None}, ""),
+    ],
+)
+def test_a_client_is_who_has_a_key_else_an_address(scope: dict[str, Any], client: str) -> None:
+    assert client_of(scope) == client
 
 
 def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_size_or_not(plain: EagleModel) -> None:
@@ -63,7 +136,7 @@ def test_other_pages_may_not_read_answers_unless_named(plain: EagleModel) -> Non
         assert httpx.options(f"{server.url}/v1/completions", headers=asks).status_code == 405
         response = httpx.get(f"{server.url}/health", headers={"Origin": PAGE})
         assert "access-control-allow-origin" not in response.headers
-    with running_server(plain, access=Access(api_key=KEY, cors_origins=(PAGE,))) as server:
+    with running_server(plain, access=Access(api_keys=(KEY,), cors_origins=(PAGE,))) as server:
         response = httpx.options(f"{server.url}/v1/completions", headers=asks)
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == PAGE

@@ -67,6 +67,7 @@ def test_the_answer_is_the_targets_own_and_its_tokens_are_counted(
         assert body["choices"][0]["message"] == {"role": "assistant", "content": own.text, "refusal": None}
         assert body["choices"][0]["finish_reason"] == own.finish_reason
         speculation = body["usage"].pop("speculation")
+        assert body["usage"].pop("prompt_tokens_details")["cached_tokens"] < len(own.prompt_ids)
         assert body["usage"] == {
             "prompt_tokens": len(own.prompt_ids),
             "completion_tokens": len(own.token_ids),
@@ -77,25 +78,6 @@ def test_the_answer_is_the_targets_own_and_its_tokens_are_counted(
         assert speculation["accepted"] == sum(speculation["accepted_per_position"])
         accepted += speculation["accepted"]
     assert accepted > 0
-
-
-def test_concurrent_requests_get_the_answers_they_get_alone(server: RunningServer, plain: EagleModel) -> None:
-    def ask(i: int) -> str:
-        stream = server.openai().chat.completions.create(
-            model=NAME,
-            messages=[{"role": "user", "content": f"question {i}"}],
-            temperature=0.9,
-            seed=i,
-            max_tokens=16,
-            stream=True,
-        )
-        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-    with ThreadPoolExecutor(6) as clients:
-        together = list(clients.map(ask, range(6)))
-    alone = [expected(plain, f"question {i}", temperature=0.9, seed=i, max_new_tokens=16) for i in range(6)]
-    assert together == alone
-    assert len(set(together)) == 6
 
 
 def test_without_a_seed_answers_differ_and_the_seed_told_repeats_one(server: RunningServer) -> None:
@@ -278,9 +260,8 @@ REFUSED = [
     ({"messages": [USER], "n": 0}, "n", "invalid_value"),
     ({"messages": [USER], "n": 100}, "n", "invalid_value"),
     ({"messages": [USER], "n": True}, "n", "invalid_type"),
-    ({"messages": [USER], "logprobs": True}, "logprobs", "unsupported_parameter"),
-    ({"messages": [USER], "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"messages": [USER], "top_logprobs": 2}, "top_logprobs", "unsupported_parameter"),
+    ({"messages": [USER], "tools": ["f"]}, "tools[0]", "invalid_type"),
+    ({"messages": [USER], "top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"messages": [USER], "logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
     ({"messages": [USER], "logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
     ({"messages": [USER], "logit_bias": {"512": 1}}, "logit_bias", "invalid_value"),

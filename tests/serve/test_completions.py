@@ -178,7 +178,6 @@ REFUSED = [
     ({"prompt": [1] * 512}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a"] * 65}, "n", "invalid_value"),
     ({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
-    ({"prompt": "a", "logprobs": 1}, "logprobs", "unsupported_parameter"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
     ({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
     ({"prompt": "a", "messages": []}, "messages", "unknown_parameter"),

@@ -27,10 +27,10 @@ SHORT = SamplingParams(max_new_tokens=3, ignore_eos=True)
 class Recorder:
     """A job and its events."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: list[int] | None = None) -> None:
+    def __init__(self, params: SamplingParams, prompt_ids: list[int] | None = None, client: str = "") -> None:
         self.events: list[Event] = []
         self.done = threading.Event()
-        self.job = Job(prompt_ids or PROMPT, params, self._deliver)
+        self.job = Job(prompt_ids or PROMPT, params, self._deliver, client)
         self.ended_at = 0.0
 
     def _deliver(self, event: Event) -> None:
@@ -84,6 +84,24 @@ def test_jobs_are_answered_in_the_order_of_their_arrival(
     assert sorted(jobs, key=lambda job: job.ended_at) == jobs
     for job in jobs:
         assert job.token_ids == plain.generate(job.job.prompt_ids, SHORT).token_ids
+
+
+def test_a_client_with_one_job_does_not_wait_for_all_of_another(start: Callable[[int], EngineThread]) -> None:
+    engine = start(6)
+    first = running(engine)
+    many = [Recorder(SHORT, client="busy") for _ in range(6)]
+    engine.submit(*(job.job for job in many))
+    one, two = Recorder(SHORT, client="calm"), Recorder(SHORT, client="late")
+    engine.submit(one.job)  # beyond the limit, and within its share
+    engine.submit(two.job)
+    with pytest.raises(QueueFullError):
+        engine.submit(Recorder(SHORT, client="busy").job)
+    engine.cancel(first.job)
+    for job in (*many, one, two):
+        assert job.outcome() == "complete"
+    order = sorted([*many, one, two], key=lambda job: job.ended_at)
+    assert order[:3] == [many[0], one, two]
+    assert order[3:] == many[1:]
 
 
 def test_a_full_queue_takes_no_more_until_one_leaves(start: Callable[[int], EngineThread]) -> None:

@@ -116,6 +116,47 @@ def test_sigterm_exits_with_0_and_a_second_signal_does_not_wait_for_the_answer(t
         assert "Traceback" not in "\n".join(serving.log)
 
 
+def outcome(base_url: str, number: int) -> str:
+    """What becomes of a request: "complete", "stopping" (an error says so), or "refused" at the door."""
+    body = {
+        "messages": [{"role": "user", "content": f"hello {number}"}],
+        "max_tokens": 60 + 90 * (number % 4),
+        "ignore_eos": True,
+        "stream": number % 2 == 0,
+    }
+    try:
+        response = httpx.post(
+            f"{base_url}/v1/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=60,
+        )
+    except httpx.ConnectError:
+        return "refused"
+    if '"server_stopping"' in response.text:
+        assert response.status_code == (200 if number % 2 == 0 and response.text.startswith("data:") else 503)
+        return "stopping"
+    assert response.status_code == 200, response.text
+    assert '"finish_reason":"length"' in response.text
+    return "complete"
+
+
+def test_sigterm_under_load_leaves_no_request_without_an_answer_or_a_clear_error(tiny_folder: Path) -> None:
+    """Of those that run, that wait, and that come while it stops."""
+    flags = ["--max-batch", "2", "--max-queue", "32", "--dtype", "float32"]
+    with serve_process(tiny_folder, *flags) as serving, ThreadPoolExecutor(16) as clients:
+        jobs = [clients.submit(outcome, serving.url, number) for number in range(12)]
+        assert soon(lambda: httpx.get(f"{serving.url}/health").json()["running"] == 2, 30)
+        serving.process.send_signal(signal.SIGTERM)
+        jobs += [clients.submit(outcome, serving.url, number) for number in range(4)]
+        assert serving.stop() == 0
+        outcomes = [job.result() for job in jobs]
+    assert outcomes.count("complete") >= 1, "those that run may finish"
+    assert outcomes[:12].count("stopping") >= 1, "those that wait are told"
+    assert "refused" not in outcomes[:12]
+    assert "Traceback" not in "\n".join(serving.log)
+
+
 def refusal(config: ServeConfig) -> str:
     with pytest.raises(EagleError) as caught:
         run(config, Reporter(quiet=True))

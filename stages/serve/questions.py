@@ -1,0 +1,120 @@
+"""From a request to the answers that it asks for: prompt ids, how to decode, what to make of the text."""
+
+from __future__ import annotations
+
+from stages.errors import EagleError
+from stages.serve.answer import Answer
+from stages.serve.api_error import ApiError
+from stages.serve.completion import Question
+from stages.serve.grammar import GrammarMask, Grammars
+from stages.serve.message import for_template
+from stages.serve.request import ChatRequest, CompletionRequest
+from stages.serve.served_model import ServedModel
+from stages.serve.tool_calls import ToolCallReader
+from stages.serve.tool_form import ToolForm, describe_tools
+
+
+def questions_of(
+    model: ServedModel, grammars: Grammars, body: ChatRequest | CompletionRequest, most: int
+) -> list[Question]:
+    """The answers that a request asks for, `n` to each prompt in turn; no more than one beyond `most`.
+
+    Raises:
+        ApiError: a prompt is empty or does not fit, or an option does not go with this model.
+    """
+    if isinstance(body, ChatRequest):
+        param, form = "messages", _form(model, body)
+        prompts = [_render(model, body, form)]
+    else:
+        param, form = "prompt", None
+        prompts = _encode(model, body)
+    seed = model.seed(body)
+    questions: list[Question] = []
+    for prompt_ids in prompts:
+        for sample in range(body.choices):
+            if len(questions) > most:
+                return questions  # too many, which is refused where they would wait
+            params = model.sampling(
+                body,
+                len(prompt_ids),
+                param=param,
+                seed=seed,
+                sample=sample,
+                token_mask=_mask(grammars, body, form),
+            )
+            text = Answer(
+                model.target.tokenizer,
+                end_ids=params.end_ids(model.target.eos_ids),
+                max_tokens=params.max_new_tokens,
+                stops=body.stops,
+                eos_ids=model.target.eos_ids,
+                reader=_reader(body, form),
+                markers={} if form is None else model.special_tokens(form.markers),
+            )
+            questions.append(Question(prompt_ids, params, text, drafts=body.speculative is not False))
+    return questions
+
+
+def _form(model: ServedModel, request: ChatRequest) -> ToolForm | None:
+    """The form of the calls that a request may get; None where there are none.
+
+    Raises:
+        ApiError: this model does not make calls by itself.
+    """
+    if not request.shown_tools:
+        return None
+    form = model.tool_form
+    if form.free or request.must_call:
+        return form
+    lack = "form of calls is not known here" if form.described else "chat template knows no tools"
+    message = (
+        f"the {lack}, so this model cannot choose to call one; use tool_choice required, a function, or none"
+    )
+    raise ApiError(400, message, param="tools", code="unsupported_parameter")
+
+
+def _mask(
+    grammars: Grammars, body: ChatRequest | CompletionRequest, form: ToolForm | None
+) -> GrammarMask | None:
+    if form is not None and isinstance(body, ChatRequest):
+        tools = body.callable_tools
+        if body.must_call or any(tool.function.strict for tool in tools):
+            return grammars.calls(form, tools, must=body.must_call, one=body.one_call)
+    return None if body.json_schema is None else grammars.mask(body.json_schema)
+
+
+def _reader(body: ChatRequest | CompletionRequest, form: ToolForm | None) -> ToolCallReader | None:
+    if form is None or not isinstance(body, ChatRequest):
+        return None
+    names = [tool.function.name for tool in body.callable_tools]
+    return ToolCallReader(form, names, one=body.one_call, only=body.must_call)
+
+
+def _render(model: ServedModel, request: ChatRequest, form: ToolForm | None) -> list[int]:
+    """Token ids of a request's messages, the start of the answer included."""
+    messages = for_template(request.messages)
+    tools = [tool.for_template() for tool in request.shown_tools]
+    asks_for_tools = form is not None or any("tool_calls" in m or m["role"] == "tool" for m in messages)
+    if asks_for_tools and not model.tool_form.described:
+        messages, tools = describe_tools(messages, tools), []
+    try:
+        prompt_ids = model.target.render(messages, tools=tools)
+    except EagleError as error:
+        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
+    if not prompt_ids:
+        message = "the messages have no tokens; add some text"
+        raise ApiError(400, message, param="messages", code="invalid_value")
+    return prompt_ids
+
+
+def _encode(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
+    """Token ids of a request's prompts: text with what belongs at its start, ids as they are."""
+    found = []
+    for prompt in request.prompts:
+        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            message = "prompt has no tokens; add some text"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        model.require_ids(ids)
+        found.append(ids)
+    return found
