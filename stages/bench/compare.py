@@ -8,13 +8,13 @@ from pydantic import BaseModel, ValidationError
 
 from stages.artifacts import open_artifact
 from stages.bench.report import REPORT_NAME, BenchReport
-from stages.bench.result import title
+from stages.bench.result import at_temperature, rows_of, title
 from stages.errors import EagleError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_PLACES = {"output", "prompts", "target", "head"}
+_PLACES = {"output", "prompts", "target", "head", "endpoint", "launch"}
 
 
 class Change(BaseModel):
@@ -83,16 +83,18 @@ def run(uris: tuple[str, str], fail_below: float | None) -> Comparison:
     if fail_below is not None:
         if after.pooled is None:
             raise EagleError(f"--fail-below: {uris[1]} measured endpoints only, which have no speed-up")
-        require_speed(after.pooled.speedup, fail_below, uris[1], comparison)
+        require_speed(after, fail_below, uris[1], comparison)
     return comparison
 
 
-def require_speed(speedup: float, least: float, uri: str, result: Any) -> None:
-    """Raises EagleError: the speed-up is below what was asked for."""
-    if speedup < least:
-        raise EagleError(
-            f"the speed-up of {uri} is {speedup:.3f}, below --fail-below {least:g}", result=result
-        )
+def require_speed(report: BenchReport, least: float, uri: str, result: Any) -> None:
+    """Raises EagleError: the speed-up, at any temperature, is below what was asked for."""
+    for temperature, speedup in report.speedups.items():
+        if speedup < least:
+            at = f" at temperature {temperature}" if temperature else ""
+            raise EagleError(
+                f"the speed-up of {uri}{at} is {speedup:.3f}, below --fail-below {least:g}", result=result
+            )
 
 
 def compare(before: BenchReport, after: BenchReport, before_uri: str, after_uri: str) -> Comparison:
@@ -128,10 +130,7 @@ def _read(uri: str) -> BenchReport:
 
 def _numbers(report: BenchReport) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
-    rows = dict(report.sets)
-    if report.pooled is not None and len(rows) > 1:
-        rows["all"] = report.pooled
-    for name, row in rows.items():
+    for name, row in rows_of(report.sets, report.by_temperature, report.pooled).items():
         for what, value in (
             ("speed-up", row.speedup),
             ("plain tok/s", row.plain.tokens_per_s),
@@ -139,8 +138,10 @@ def _numbers(report: BenchReport) -> dict[tuple[str, str], float]:
             ("accepted drafts/step", row.accepted_per_step),
         ):
             found[name, what] = value
-    for level in report.sweep.levels if report.sweep is not None else ():
-        where = f"{title(level.contestant)}, {level.concurrency} at once"
+    sweep = report.sweep
+    for level in sweep.levels if sweep is not None else ():
+        at = "" if sweep is None else at_temperature(level, sweep)
+        where = f"{title(level.contestant)}, {level.load.words}{at}"
         for what, number in (
             ("tok/s", level.output_throughput),
             ("speed-up", level.speedup),

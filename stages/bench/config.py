@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
 from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig
+
+TOGETHER = 8
+"""Requests that are answered together where only a rate is given, as by eagle serve."""
 
 
 class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
@@ -16,9 +20,17 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     """
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is measured": ("target", "head", "drafters", "endpoint", "prompts", "output"),
+        "What is measured": (
+            "target",
+            "head",
+            "drafters",
+            "endpoint",
+            "launch",
+            "prompts",
+            "output",
+        ),
         "Answers": ("num_prompts", "max_new_tokens", "temperature", "seed", "tree"),
-        "Many requests at once": ("concurrency", "repeat"),
+        "Many requests at once": ("concurrency", "request_rate", "repeat"),
         "Losslessness": ("check_float32", "near_tie_gap"),
         "Verdicts": ("compare", "fail_below"),
         "Parity with training": ("parity", "parity_rows", "trained_on"),
@@ -36,12 +48,20 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     drafters: str = Field(
         default="",
         description="What is compared, separated by commas: none, ngram, medusa, eagle1, eagle3, "
-        "draft:MODEL; the kinds of heads need their --head. Default: plain decoding and every head.",
+        "draft:MODEL; the kinds of heads need their --head. transformers and transformers:prompt-lookup are "
+        "transformers' own generate. Default: plain decoding and every head.",
     )
     endpoint: list[str] = Field(
         default_factory=list,
         description="NAME=URL of an OpenAI-compatible server to measure with the same prompts, such as "
         "vllm=http://localhost:8000/v1. May be given several times; works without a target too.",
+    )
+    launch: list[str] = Field(
+        default_factory=list,
+        description="NAME=KIND[:OPTIONS]: a server to start on this machine, measure like an endpoint, and "
+        "stop. KIND is eagle, vllm or llama-server; OPTIONS, separated by commas, are head (the first "
+        "--head) or head=URI, chain=N, python=PATH, bin=PATH, dtype=D, and last args=FLAGS. May be given "
+        "several times.",
     )
     prompts: list[str] = Field(
         default_factory=list,
@@ -55,19 +75,28 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     num_prompts: int | None = Field(
         default=None, ge=1, description="Prompts to take from the start of each set. Default: all there are."
     )
-    temperature: float = Field(
-        default=0.0, ge=0.0, allow_inf_nan=False, description="Randomness of the answers; 0 is greedy."
+    temperature: str = Field(
+        default="0",
+        description="Randomness of the answers; 0 is greedy. Several, such as 0,1, are measured and reported "
+        "apart.",
     )
     seed: int = Field(default=0, description="Seed of the answers.")
-    tree: str = Field(
-        default="cost",
+    tree: list[str] = Field(
+        default=["cost"],
         description="Draft tree: cost (what pays on this machine), none, chain:depth=3, "
-        "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0.",
+        "dynamic:depth=6,width=4,nodes=12, best:nodes=12 or static:0,1,0.0. May be given several times: "
+        "every drafter with each.",
     )
     concurrency: str = Field(
         default="",
         description="Also answer that many requests at once, such as 1,4,8: every drafter and endpoint in "
         "turns.",
+    )
+    request_rate: str = Field(
+        default="inf",
+        description="Requests a second, such as 0.5,1,2, that come whether or not those before are answered, "
+        "at random (Poisson, by --seed); --concurrency is then how many the engines here answer together. "
+        "inf: the next request comes when one is answered.",
     )
     repeat: int = Field(
         default=1, ge=1, description="How often all requests are answered at each concurrency."
@@ -109,10 +138,33 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         "longer where they were.",
     )
 
-    @field_validator("head", mode="before")
+    @field_validator("head", "tree", mode="before")
     @classmethod
-    def _one_head(cls, given: object) -> object:
+    def _one(cls, given: object) -> object:
         return [given] if isinstance(given, str) else given
+
+    @field_validator("tree")
+    @classmethod
+    def _some_tree(cls, given: list[str]) -> list[str]:
+        if not given or len(set(given)) < len(given):
+            raise ValueError("give at least one tree, and each once")
+        return given
+
+    @field_validator("temperature", "request_rate", mode="before")
+    @classmethod
+    def _numbers_are_text(cls, given: object) -> object:
+        return f"{given:g}" if isinstance(given, int | float) else given
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperatures(cls, given: str) -> str:
+        return _numbers(given, "give numbers from 0 on, separated by commas, such as 0,1", least=0.0)
+
+    @field_validator("request_rate")
+    @classmethod
+    def _rates(cls, given: str) -> str:
+        wanted = "give requests a second, separated by commas, such as 0.5,1,2, or inf"
+        return _numbers(given, wanted, least=1e-6, most=math.inf)
 
     @field_validator("concurrency")
     @classmethod
@@ -129,17 +181,19 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             name, equals, url = each.partition("=")
             if not (name and equals and url.startswith(("http://", "https://"))):
                 raise ValueError("give NAME=URL, such as vllm=http://localhost:8000/v1")
-        names = [each.partition("=")[0] for each in given]
-        if len(set(names)) < len(names):
-            raise ValueError("give every endpoint a name of its own")
         return given
 
     @model_validator(mode="after")
     def _all_there(self) -> BenchConfig:
         if self.compare is not None:
             return self
+        names = [each.partition("=")[0] for each in (*self.endpoint, *self.launch)]
+        if len(set(names)) < len(names):
+            raise ValueError("give every endpoint and every launched server a name of its own")
         needs: dict[str, object] = {"--target": self.target, "--head": self.head or self.drafters}
-        if self.endpoint and not (self.target or self.head or self.drafters):
+        if self.launch and not self.in_process:
+            needs = {"--target": self.target}
+        elif self.endpoint and not (self.target or self.in_process):
             needs = {}
         missing = [flag for flag, given in (needs | {"--output": self.output}).items() if not given]
         if missing:
@@ -150,20 +204,60 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             raise ValueError("--trained-on is for --parity")
         if self.parity and len(self.head) != 1:
             raise ValueError("--parity takes one --head")
-        if self.fail_below is not None and not self.target:
+        if self.fail_below is not None and not (self.target and self.in_process):
             raise ValueError("--fail-below needs a --target, whose plain decoding is what is compared with")
+        if any(rate is not None for rate in self.rates) and len(self.levels) > 1:
+            raise ValueError("with --request-rate give one --concurrency: how many are answered together")
         return self
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the target decodes in this process, plainly and with drafters."""
+        return bool(self.head or self.drafters)
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return tuple(float(part) for part in self.temperature.split(","))
+
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """Requests a second; None: the next one comes when one is answered."""
+        rates = (float(part) for part in self.request_rate.split(","))
+        return tuple(None if math.isinf(rate) else rate for rate in rates)
 
     @property
     def levels(self) -> tuple[int, ...]:
         """The concurrencies to measure; empty where only one request at a time is asked for, as always."""
         if self.concurrency:
             return tuple(int(part) for part in self.concurrency.split(","))
+        if any(rate is not None for rate in self.rates):
+            return (TOGETHER,)
         return (1,) if self.sweeps else ()
 
     @property
     def sweeps(self) -> bool:
         """Whether more than plain decoding and one drafter, one request at a time, is measured."""
         return bool(
-            self.concurrency or self.drafters or self.endpoint or self.repeat > 1 or len(self.head) > 1
+            self.concurrency
+            or self.drafters
+            or self.endpoint
+            or self.launch
+            or self.repeat > 1
+            or len(self.head) > 1
+            or len(self.tree) > 1
         )
+
+
+def _numbers(given: str, wanted: str, *, least: float, most: float = 1e6) -> str:
+    """Numbers separated by commas, sorted, each once.
+
+    Raises:
+        ValueError: one is no number, or out of range; says what is wanted.
+    """
+    try:
+        numbers = sorted({float(part) for part in given.split(",")})
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not all(least <= number <= most for number in numbers):
+        raise ValueError(wanted)
+    return ",".join(f"{number:g}" for number in numbers)

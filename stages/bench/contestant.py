@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from stages.bench.memory import own_gpu_peak, own_peak
 from stages.bench.record import Sample, Turn
 from stages.bench.workload import Job
 from stages.decoding import DecodeStats, EagleModel, GenerationRequest, SamplingParams
 
 WARM_UP_TOKENS = 16
 PLAIN = "plain"
+WITH_TREE = ", "
+"""Between a drafter and its tree, where several trees are compared."""
 
 
 class Contestant(Protocol):
@@ -22,11 +26,25 @@ class Contestant(Protocol):
 
     name: str
 
+    def turn(self) -> AbstractContextManager[object]:
+        """Entered while it has the machine."""
+
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
         """Answers briefly and forgets it: first calls pay for allocation and kernel selection."""
 
-    def answer(self, jobs: Sequence[tuple[int, Job]], concurrency: int, params: SamplingParams) -> Turn:
-        """All of the jobs; numbers are theirs in the workload."""
+    def answer(
+        self,
+        jobs: Sequence[tuple[int, Job]],
+        concurrency: int,
+        params: SamplingParams,
+        due: Sequence[float] | None = None,
+    ) -> Turn:
+        """All of the jobs; numbers are theirs in the workload.
+
+        Args:
+            due: when each of them comes, in seconds from the start, ascending; latencies count from then.
+                None: as soon as there is room for it.
+        """
 
 
 @dataclass
@@ -49,6 +67,9 @@ class InProcess:
         self.name = name
         self._engine = model.engine
 
+    def turn(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
         short = SamplingParams(
             max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens),
@@ -58,16 +79,28 @@ class InProcess:
         )
         self.answer([(number, job) for number in range(concurrency)], concurrency, short)
 
-    def answer(self, jobs: Sequence[tuple[int, Job]], concurrency: int, params: SamplingParams) -> Turn:
+    def answer(
+        self,
+        jobs: Sequence[tuple[int, Job]],
+        concurrency: int,
+        params: SamplingParams,
+        due: Sequence[float] | None = None,
+    ) -> Turn:
         waiting, flights = deque(jobs), dict[str, _Flight]()
+        times = deque(due or ())
         samples: list[Sample] = []
         prefill_s = draft_s = verify_s = 0.0
         begin = time.perf_counter()
         while waiting or flights:
-            while waiting and len(flights) < concurrency:
+            now = time.perf_counter() - begin
+            while waiting and (times[0] <= now if due is not None else len(flights) < concurrency):
                 number, job = waiting.popleft()
-                flights[str(number)] = _Flight(number, time.perf_counter())
+                sent = time.perf_counter() if due is None else begin + times.popleft()
+                flights[str(number)] = _Flight(number, sent)
                 self._engine.submit(GenerationRequest(str(number), list(job.prompt_ids), params))
+            if not flights:
+                time.sleep(times[0] - now)
+                continue
             before = time.perf_counter()
             emissions = self._engine.step()
             now = time.perf_counter()
@@ -92,6 +125,8 @@ class InProcess:
             prefill_s=prefill_s,
             draft_s=draft_s,
             verify_s=verify_s,
+            peak_memory=own_peak(),
+            peak_gpu_memory=own_gpu_peak(),
             samples=tuple(sorted(samples, key=lambda sample: sample.request)),
         )
 
@@ -114,6 +149,7 @@ def _sample(flight: _Flight, prompt_tokens: int, reason: str, stats: DecodeStats
         itl_s=tuple(round(b - a, 6) for a, b in pairwise(arrivals)),
         finish_reason=reason,
         token_ids=tuple(flight.tokens),
+        ours=True,
         steps=stats.steps,
         drafted=stats.drafted,
         accepted=stats.accepted,

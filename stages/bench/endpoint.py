@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,11 @@ _CONTENT = ("content", "reasoning_content", "reasoning")
 
 
 class Endpoint:
-    """One server. The key, if it wants one, comes from OPENAI_API_KEY and is never written anywhere."""
+    """One server. The key, if it wants one, comes from OPENAI_API_KEY and is never written anywhere.
+
+    Attributes:
+        model: what it serves, by its own name.
+    """
 
     def __init__(self, name: str, url: str) -> None:
         """Asks the server for its model's name.
@@ -45,12 +49,15 @@ class Endpoint:
         self._neutral: dict[str, Any] = dict(_NEUTRAL)
         reply = b"".join(self._request("GET", "/models"))
         try:
-            self._model = str(json.loads(reply)["data"][0]["id"])
+            self.model = str(json.loads(reply)["data"][0]["id"])
         except (ValueError, KeyError, IndexError, TypeError):
             raise EagleError(
                 f"endpoint {name} does not say at {self.url}/models which model it serves: give the address "
                 "of an OpenAI-compatible API"
             ) from None
+
+    def turn(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
         short = SamplingParams(
@@ -66,11 +73,21 @@ class Endpoint:
             self._neutral = {}  # it may take OpenAI's own fields only
         self.answer([(0, job)] * concurrency, concurrency, short)
 
-    def answer(self, jobs: Sequence[tuple[int, Job]], concurrency: int, params: SamplingParams) -> Turn:
+    def answer(
+        self,
+        jobs: Sequence[tuple[int, Job]],
+        concurrency: int,
+        params: SamplingParams,
+        due: Sequence[float] | None = None,
+    ) -> Turn:
         begin = time.perf_counter()
-        pool = ThreadPoolExecutor(concurrency, thread_name_prefix=self.name)
+        pool = ThreadPoolExecutor(concurrency if due is None else len(jobs), thread_name_prefix=self.name)
         try:
-            asked = [pool.submit(self._ask, number, job, params) for number, job in jobs]
+            asked = []
+            for place, (number, job) in enumerate(jobs):
+                sent = None if due is None else begin + due[place]
+                time.sleep(max(0.0, 0.0 if sent is None else sent - time.perf_counter()))
+                asked.append(pool.submit(self._ask, number, job, params, sent))
             samples = [each.result() for each in asked]
         finally:
             pool.shutdown(cancel_futures=True)
@@ -81,9 +98,9 @@ class Endpoint:
             samples=tuple(sorted(samples, key=lambda sample: sample.request)),
         )
 
-    def _ask(self, number: int, job: Job, params: SamplingParams) -> Sample:
+    def _ask(self, number: int, job: Job, params: SamplingParams, sent: float | None) -> Sample:
         body = {
-            "model": self._model,
+            "model": self.model,
             "messages": job.messages,
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
@@ -92,7 +109,7 @@ class Endpoint:
             "stream_options": {"include_usage": True},
             **self._neutral,
         }
-        sent = time.perf_counter()
+        sent = sent or time.perf_counter()
         arrivals: list[float] = []
         text: list[str] = []
         reason, usage = "stop", None
@@ -121,6 +138,7 @@ class Endpoint:
             itl_s=tuple(round(b - a, 6) for a, b in pairwise(arrivals)),
             finish_reason=reason,
             text="".join(text),
+            ours=bool(told),
             steps=told.get("steps", 0),
             drafted=told.get("drafted", 0),
             accepted=told.get("accepted", 0),

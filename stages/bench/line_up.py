@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import get_args
+from typing import Any, get_args
 
 from stages.artifacts import Artifact
 from stages.bench.config import BenchConfig
-from stages.bench.contestant import PLAIN
+from stages.bench.contestant import PLAIN, WITH_TREE, Contestant, InProcess
+from stages.bench.transformers_generate import KIND, Generate, GenerateChoice
 from stages.decoding import DrafterChoice, EagleModel, TreeConfig
 from stages.decoding.drafters import DrafterKind
 from stages.errors import EagleError
@@ -29,29 +30,43 @@ class Entry:
     head: int | None = None
 
 
+@dataclass(frozen=True)
+class Drafters:
+    """What `--drafters` names: drafters of our engine, and ways to call transformers' generate."""
+
+    choices: list[DrafterChoice]
+    generates: list[GenerateChoice]
+
+
 @dataclass
 class LineUp:
     """A target with the drafters for it.
 
     models: by name; plain decoding is PLAIN, where it is asked for.
     main: the drafter that is compared with plain decoding one request at a time.
+    others: contestants that are not our engine.
     """
 
     target: Target
     models: dict[str, EagleModel]
     main: str
+    others: list[Contestant] = field(default_factory=list)
 
     @property
     def model(self) -> EagleModel:
         return self.models[self.main]
 
+    def contestants(self) -> list[Contestant]:
+        return [*(InProcess(name, model) for name, model in self.models.items()), *self.others]
+
     def release(self) -> None:
         """Forget the models, to make room for others."""
         self.models.clear()
+        self.others.clear()
         del self.target
 
 
-def parse_drafters(text: str) -> list[DrafterChoice]:
+def parse_drafters(text: str) -> Drafters:
     """`none,ngram:min=2,max=4,eagle3` is three of them.
 
     Raises:
@@ -59,17 +74,20 @@ def parse_drafters(text: str) -> list[DrafterChoice]:
     """
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        setting = "=" in part and part.partition(":")[0] not in get_args(DrafterKind)
+        setting = "=" in part and part.partition(":")[0] not in (*get_args(DrafterKind), KIND)
         if setting and parts:
             parts[-1] += f",{part}"
         else:
             parts.append(part)
-    choices = [DrafterChoice.parse(part) for part in parts]
-    if text and all(choice.kind == "none" for choice in choices):
+    generates = [GenerateChoice.parse(part) for part in parts if part.partition(":")[0] == KIND]
+    if len({each.name for each in generates}) < len(generates):
+        raise EagleError(f"--drafters {text} names {KIND} twice in the same way: give each once")
+    choices = [DrafterChoice.parse(part) for part in parts if part.partition(":")[0] != KIND]
+    if choices and all(choice.kind == "none" for choice in choices):
         raise EagleError(
             f"--drafters {text} leaves nothing to compare with plain decoding: add ngram or eagle3"
         )
-    return choices
+    return Drafters(choices, generates)
 
 
 def enter(choices: Sequence[DrafterChoice], kinds: Sequence[str]) -> list[Entry]:
@@ -86,6 +104,8 @@ def enter(choices: Sequence[DrafterChoice], kinds: Sequence[str]) -> list[Entry]
         DrafterChoice(kind)  # type: ignore[arg-type]
         for kind in dict.fromkeys(kinds)
     ]
+    if not wanted:
+        raise EagleError("--drafters leaves nothing of ours to compare with plain decoding: add ngram")
     entries: list[Entry] = []
     for choice in wanted:
         heads: list[int | None] = [None]
@@ -111,20 +131,26 @@ def load_line_up(
     Raises:
         EagleError: something cannot be loaded, or a head was trained for another target.
     """
-    tree, choices = TreeConfig.parse(config.tree), parse_drafters(config.drafters)
+    trees, drafters = [TreeConfig.parse(tree) for tree in config.tree], parse_drafters(config.drafters)
     target = with_chat_template(load_target(config.target, config.device, dtype), config.chat_template)
     for artifact in heads:
         artifact.require_target(target.fingerprint, "the target", ignore=("dtype",))
     loaded = [load_head(artifact, dtype=target.dtype, device=target.device) for artifact in heads]
-    entries = enter(choices, [head.kind for head in loaded])
+    entries = enter(drafters.choices, [head.kind for head in loaded])
     batch = 1 if only_main else max(config.levels, default=1)
     models = {}
     if config.levels and not only_main:
         models[PLAIN] = EagleModel(target, max_batch=batch)
-    for entry in entries[:1] if only_main else entries:
+    pairs = [(entry, tree) for entry in entries for tree in trees]
+    for entry, tree in pairs[:1] if only_main else pairs:
         head: DraftHead | None = None if entry.head is None else loaded[entry.head]
-        models[entry.name] = EagleModel(target, head, tree, entry.choice, max_batch=batch)
-    return LineUp(target, models, entries[0].name)
+        name = entry.name if len(trees) == 1 else f"{entry.name}{WITH_TREE}{tree}"
+        models[name] = EagleModel(target, head, tree, entry.choice, max_batch=batch)
+    line_up = LineUp(target, models, next(name for name in models if name != PLAIN))
+    if drafters.generates and not only_main:
+        plain: Any = load_target(config.target, config.device, dtype, decodes=False).model
+        line_up.others = [Generate(target, plain, choice) for choice in drafters.generates]
+    return line_up
 
 
 def _name(choice: DrafterChoice, taken: Sequence[str]) -> str:

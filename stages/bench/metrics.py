@@ -17,6 +17,27 @@ RESAMPLES = 10_000
 PERCENTILES = (2.5, 97.5)
 
 
+class Lengths(Record):
+    """How long texts were, in tokens."""
+
+    total: int
+    mean: float
+    median: float
+    p90: float
+    longest: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> Lengths:
+        """Of at least one text."""
+        return cls(
+            total=sum(counts),
+            mean=sum(counts) / len(counts),
+            median=float(np.median(counts)),
+            p90=float(np.percentile(counts, 90)),
+            longest=max(counts),
+        )
+
+
 class Speed(Record):
     """How fast one side answered."""
 
@@ -46,6 +67,8 @@ class Metrics(Record):
     prompts: int = Field(description="Prompts with at least one answer.")
     requests: int = Field(description="Answers; a prompt of several turns has several.")
     skipped: int = Field(description="Turns left out because they do not fit the target's context.")
+    prompt_lengths: Lengths | None = Field(default=None, description="Of the prompts, history included.")
+    output_lengths: Lengths | None = Field(default=None, description="Of plain decoding's answers.")
     plain: Speed
     eagle: EagleSpeed
     speedup: float = Field(description="eagle.tokens_per_s / plain.tokens_per_s.")
@@ -72,6 +95,8 @@ def metrics(measured: Sequence[Measured]) -> Metrics:
         prompts=len(answered),
         requests=len(eagle),
         skipped=sum(record.skipped for record in measured),
+        prompt_lengths=Lengths.of([len(r.prompt_ids) for record in answered for r in record.requests]),
+        output_lengths=Lengths.of([output.tokens for output in plain]),
         plain=slow,
         eagle=fast,
         speedup=speedup(answered),
@@ -93,15 +118,27 @@ def speedup_interval(measured: Sequence[Measured], seed: int = 0) -> tuple[float
 
     The turns of a prompt stay together, since they are not independent. None for fewer than two prompts.
     """
-    if len(measured) < 2:
+    return ratio_interval([_totals([record]) for record in measured], seed)
+
+
+def ratio_interval(
+    units: Sequence[Sequence[Sequence[float]]], seed: int = 0, fewest: int = 2
+) -> tuple[float, float] | None:
+    """95 % percentile bootstrap of (tokens / seconds) of the second side over that of the first.
+
+    Args:
+        units: [units, side, (tokens, seconds)]; drawn with replacement, totals over totals.
+        fewest: None for fewer units than these.
+    """
+    if len(units) < fewest:
         return None
-    totals = np.array([_totals([record]) for record in measured])  # [prompts, side, (tokens, seconds)]
+    totals = np.array(units)
     generator = np.random.default_rng(seed)
-    # A resample is how often each prompt was drawn; a thousand at a time keep memory small.
+    # A resample is how often each unit was drawn; a thousand at a time keep memory small.
     ratios: list[float] = []
     for start in range(0, RESAMPLES, 1000):
         size = min(1000, RESAMPLES - start)
-        counts = generator.multinomial(len(measured), [1 / len(measured)] * len(measured), size=size)
+        counts = generator.multinomial(len(units), [1 / len(units)] * len(units), size=size)
         sums = np.tensordot(counts, totals, axes=1)  # [resamples, side, (tokens, seconds)]
         rates = sums[..., 0] / sums[..., 1]
         ratios.extend((rates[:, 1] / rates[:, 0]).tolist())

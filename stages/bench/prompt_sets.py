@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,11 +18,12 @@ from stages.targets import Target
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts that are reported together; `name` is unique within a run."""
+    """Prompts that are answered at one temperature and reported together; `name` is unique within a run."""
 
     name: str
     source: str
     prompts: tuple[Prompt, ...]
+    temperature: float = 0.0
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as JSON values: a run continues only with the very same prompts."""
@@ -41,6 +42,17 @@ def read_prompt_sets(sources: Sequence[str], limit: int | None) -> list[PromptSe
     return [
         PromptSet(name, src, tuple(read_prompts(src, limit)))
         for name, src in zip(names, sources, strict=True)
+    ]
+
+
+def at_temperatures(sets: Sequence[PromptSet], temperatures: Sequence[float]) -> list[PromptSet]:
+    """Every set at every temperature; with several of them the names say which."""
+    if len(temperatures) == 1:
+        return [replace(each, temperature=temperatures[0]) for each in sets]
+    return [
+        replace(each, name=f"{each.name} T={temperature:g}", temperature=temperature)
+        for temperature in temperatures
+        for each in sets
     ]
 
 

@@ -91,6 +91,7 @@ class Sample(Record):
     request: number in the workload.
     itl_s: between one arrival of tokens and the next; an arrival may bring several tokens.
     token_ids: of an engine in this process; text: of an endpoint.
+    ours: whether it came from our engine, here or behind an endpoint, which draws with our noise.
     steps, drafted, accepted, accepted_per_depth: as in `Output`; 0 where an endpoint does not tell.
     """
 
@@ -103,6 +104,7 @@ class Sample(Record):
     finish_reason: str
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    ours: bool = False
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -112,13 +114,19 @@ class Sample(Record):
 class Turn(Record):
     """What one contestant did while it had the machine; times in seconds.
 
-    prefill_s, draft_s, verify_s: parts of `duration_s`; null for an endpoint.
+    rate: requests a second that came; null where the next one came when one was answered.
+    prefill_s, draft_s, verify_s: parts of `duration_s`; null where nothing tells them.
+    peak_memory, peak_gpu_memory: bytes so far, of whoever answers; null where they cannot be seen.
     """
 
     contestant: str
     concurrency: int
+    rate: float | None = None
+    temperature: float = 0.0
     duration_s: float
     prefill_s: float | None = None
     draft_s: float | None = None
     verify_s: float | None = None
+    peak_memory: int | None = None
+    peak_gpu_memory: int | None = None
     samples: tuple[Sample, ...]

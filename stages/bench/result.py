@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from stages.bench.contestant import WITH_TREE
 from stages.bench.levels import Level, Sweep
 from stages.bench.lossless import FLOAT32, Lossless
 from stages.bench.metrics import Metrics
@@ -15,15 +17,42 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 POOLED = "all"
-_TITLES = {"none": "plain", "eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "medusa": "Medusa", "ngram": "n-gram"}
+_TITLES = {
+    "none": "plain",
+    "eagle3": "EAGLE-3",
+    "eagle1": "EAGLE-1",
+    "medusa": "Medusa",
+    "ngram": "n-gram",
+    "transformers:prompt-lookup": "transformers lookup",
+}
 
 
 def title(name: str) -> str:
     """How a contestant is called in tables and charts: EAGLE-3 for eagle3; others as they are."""
-    stem, dash, number = name.rpartition("-")
+    drafter, comma, tree = name.partition(WITH_TREE)
+    stem, dash, number = drafter.rpartition("-")
     if dash and number.isdecimal() and stem in _TITLES:
-        return f"{_TITLES[stem]} ({number})"
-    return _TITLES.get(name, name)
+        drafter = f"{_TITLES[stem]} ({number})"
+    return _TITLES.get(drafter, drafter) + comma + tree
+
+
+def rows_of(
+    sets: Mapping[str, Metrics], by_temperature: Mapping[str, Metrics], pooled: Metrics | None
+) -> dict[str, Metrics]:
+    """What a table shows: the sets, and where there are several of them, all as one, by temperature."""
+    rows = dict(sets)
+    if by_temperature:
+        if len(sets) > len(by_temperature):
+            rows |= {f"{POOLED} T={temperature}": row for temperature, row in by_temperature.items()}
+    elif len(sets) > 1 and pooled is not None:
+        rows[POOLED] = pooled
+    return rows
+
+
+def at_temperature(level: Level, sweep: Sweep) -> str:
+    """` T=1`, where levels differ in it."""
+    several = len({each.temperature for each in sweep.levels}) > 1
+    return f" T={level.temperature:g}" if several else ""
 
 
 class BenchResult(BaseModel):
@@ -39,6 +68,7 @@ class BenchResult(BaseModel):
     drafter: str = "eagle3"
     sets: dict[str, Metrics]
     pooled: Metrics | None
+    by_temperature: dict[str, Metrics] = Field(default_factory=dict)
     lossless: Lossless | None
     sweep: Sweep | None = None
     seconds: float
@@ -73,11 +103,11 @@ class BenchResult(BaseModel):
         )
         for column in columns:
             table.add_column(column, justify="right")
-        for name, row in self.sets.items():
+        rows = rows_of(self.sets, self.by_temperature, self.pooled)
+        for place, (name, row) in enumerate(rows.items()):
+            if place == len(self.sets):
+                table.add_section()
             table.add_row(*_cells(name, row))
-        if len(self.sets) > 1 and self.pooled is not None:
-            table.add_section()
-            table.add_row(*_cells(POOLED, self.pooled))
         return table
 
 
@@ -87,17 +117,17 @@ def sweep_table(sweep: Sweep) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("at once", justify="right")
+    table.add_column("load", justify="right")
     table.add_column("engine")
     columns = ("tok/s", f"vs\n{title(sweep.baseline)}", "TTFT ms\nmedian", "TPOT ms\nmedian", "TPOT ms\np99")
     for column in (*columns, "accepted\ndrafts/step", "same\ntext"):
         table.add_column(column, justify="right")
-    before = 0
-    for level in sweep.levels:
-        if before and level.concurrency != before:
+    for load in sweep.loads:
+        if table.row_count:
             table.add_section()
-        table.add_row(str(level.concurrency) if level.concurrency != before else "", *_level_cells(level))
-        before = level.concurrency
+        for place, level in enumerate(sweep.at(load)):
+            shown = "" if place else load.words + at_temperature(level, sweep)
+            table.add_row(shown, *_level_cells(level))
     return table
 
 
@@ -105,13 +135,20 @@ def _level_cells(level: Level) -> tuple[str, ...]:
     return (
         title(level.contestant),
         f"{level.output_throughput:,.1f}",
-        "" if level.speedup is None else f"{level.speedup:.2f}x",
+        speedup_cell(level.speedup, level.speedup_ci95),
         f"{level.median_ttft_ms:,.0f}",
         number(level.median_tpot_ms, 1),
         number(level.p99_tpot_ms, 1),
         number(level.accepted_per_step or None, 2),
         f"{level.identical}/{level.compared}" if level.compared else "",
     )
+
+
+def speedup_cell(value: float | None, interval: tuple[float, float] | None) -> str:
+    """`1.24x (1.20-1.28)`, as far as it is known."""
+    if value is None:
+        return ""
+    return f"{value:.2f}x" + ("" if interval is None else " ({:.2f}-{:.2f})".format(*interval))
 
 
 def number(value: float | None, digits: int) -> str:
@@ -142,16 +179,12 @@ def sameness(lossless: Lossless, dtype: str) -> list[str]:
 
 
 def _cells(name: str, row: Metrics) -> tuple[str, ...]:
-    interval = ""
-    if row.speedup_ci95 is not None:
-        low, high = row.speedup_ci95
-        interval = f" ({low:.2f}-{high:.2f})"
     return (
         name,
         f"{row.requests:,}",
         f"{row.plain.tokens_per_s:,.1f}",
         f"{row.eagle.tokens_per_s:,.1f}",
-        f"{row.speedup:.2f}x{interval}",
+        speedup_cell(row.speedup, row.speedup_ci95),
         f"{row.accepted_per_step:.2f}",
         f"{row.tokens_per_step:.2f}",
     )

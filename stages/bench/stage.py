@@ -8,7 +8,9 @@ float32. Records are committed on the way, so that the same command run again co
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +19,15 @@ from stages.artifacts import Artifact, ArtifactWriter, join, open_artifact
 from stages.bench import compare, parity
 from stages.bench.compare import Comparison
 from stages.bench.config import BenchConfig
-from stages.bench.contestant import Contestant, InProcess
+from stages.bench.contestant import Contestant
 from stages.bench.endpoint import Endpoint
 from stages.bench.hardware import hardware
 from stages.bench.journal import Journal
+from stages.bench.launch import LaunchLine, launch_all
+from stages.bench.launch.command import Model
 from stages.bench.levels import Sweep, make_sweep
 from stages.bench.line_up import LineUp, load_line_up, parse_drafters
+from stages.bench.load import loads_of
 from stages.bench.lossless import (
     FLOAT32,
     Difference,
@@ -34,40 +39,27 @@ from stages.bench.lossless import (
     verdict,
 )
 from stages.bench.measure import answer_again, measure_prompt, spread, warm_up
+from stages.bench.memory import own_gpu_peak, own_peak
 from stages.bench.metrics import speedup
-from stages.bench.page import PAGE_NAME, make_page, stalls
+from stages.bench.page import PAGE_NAME, make_page, pictures, stalls
 from stages.bench.parity import ParityResult
-from stages.bench.prompt_sets import PromptSet, opening, read_prompt_sets, require_answerable
+from stages.bench.prompt_sets import (
+    PromptSet,
+    at_temperatures,
+    opening,
+    read_prompt_sets,
+    require_answerable,
+)
 from stages.bench.record import Measured, Recheck, Turn
 from stages.bench.report import REPORT_NAME, SCHEMA_NAME, BenchReport, make_report
 from stages.bench.result import BenchResult, title
+from stages.bench.settings import artifact_config, as_given, settings_of
 from stages.bench.sweep import compared, require_enough, run_sweep, sweep_differences
-from stages.bench.workload import Job, first_turns, jobs_of
+from stages.bench.workload import Job, first_turns, jobs_of, longest_prompt
 from stages.decoding import EagleModel, SamplingParams, TreeConfig
 from stages.errors import EagleError
 from stages.progress import Reporter
 from stages.targets import Target
-
-# In the artifact's config under other names, or not deciding the result.
-_NOT_IN_SETTINGS = {
-    "target",
-    "chat_template",
-    "head",
-    "prompts",
-    "num_prompts",
-    "output",
-    "overwrite",
-    "verify",
-    "device",
-    "dtype",
-    "parity",
-    "parity_rows",
-    "trained_on",
-    "compare",
-    "fail_below",
-}
-_SWEEP = ("drafters", "endpoint", "concurrency", "repeat")
-_NO_SETTINGS = {"overwrite", "compare", "fail_below"}
 
 
 def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | Comparison:
@@ -79,17 +71,21 @@ def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | C
         return parity.run(config, report)
     start = time.monotonic()
     heads = [open_artifact(uri, "head", config.verify) for uri in config.head]
-    TreeConfig.parse(config.tree)
+    for tree in config.tree:
+        TreeConfig.parse(tree)
     parse_drafters(config.drafters)
+    for line in config.launch:
+        LaunchLine.parse(line, config.head)
     sets = read_prompt_sets(config.prompts, config.num_prompts)
     require_enough(sum(_most_requests(config, each) for each in sets), config.levels)
-    line_up = load_line_up(config, heads, config.dtype) if config.target else None
+    sets = at_temperatures(sets, config.temperatures)
+    line_up = load_line_up(config, heads, config.dtype) if config.in_process else None
     if line_up is not None:
         require_answerable(sets, line_up.target)
     with ArtifactWriter.open(
         config.output,
         "report",
-        _artifact_config(config, sets, line_up),
+        artifact_config(config, sets, line_up),
         parents=[head.parent() for head in heads],
         target=None if line_up is None else line_up.target.fingerprint,
         overwrite=config.overwrite,
@@ -105,6 +101,8 @@ def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | C
         writer.add_file(REPORT_NAME, made.to_json())
         writer.add_file(SCHEMA_NAME, BenchReport.schema_file())
         writer.add_file(PAGE_NAME, make_page(made))
+        for name, picture in pictures(made, report.log).items():
+            writer.add_file(name, picture)
         writer.finish(_counts(made))
     page = join(config.output, PAGE_NAME)
     return _result(config, made, page, seconds=time.monotonic() - start)
@@ -120,7 +118,7 @@ def measure_target(
 ) -> BenchReport:
     """Plain decoding and the main drafter one request at a time, then everyone many at once, then whether
     the texts are the same."""
-    machine, settings, main = hardware(line_up.target.device), _settings(config, line_up), line_up.main
+    machine, settings, main = hardware(line_up.target.device), settings_of(config, line_up), line_up.main
     dtype = settings["dtype"]
     measured = measure(line_up.model, sets, _sampling(config), writer, report)
     jobs: list[Job] = []
@@ -128,15 +126,13 @@ def measure_target(
     sweep = None
     if config.levels:
         jobs = jobs_of(sets, measured, line_up.target)
-        engines = [InProcess(name, model) for name, model in line_up.models.items()]
-        turns, sweep = measure_sweep(config, engines, jobs, writer, report)
-        del engines
+        turns, sweep = measure_sweep(config, line_up.contestants(), jobs, writer, report)
     found = differences(measured, dtype) + sweep_differences(turns, jobs, dtype)
     if dtype != FLOAT32:
         line_up.release()
-        rechecks, divergences = check_in_float32(config, heads, measured, found, writer, report)
+        rechecks, divergences = check_in_float32(config, sets, heads, measured, found, writer, report)
     else:
-        rechecks, divergences = [], _explain_all(config, line_up.target, found, report)
+        rechecks, divergences = [], _explain_all(config, sets, line_up.target, found, report)
     swept = compared(turns)
     lossless = verdict(
         measured,
@@ -147,7 +143,16 @@ def measure_target(
         swept=swept,
         swept_identical=swept - len(sweep_differences(turns, jobs, dtype)),
     )
-    return make_report(measured, lossless, machine, settings, drafter=main, sweep=sweep)
+    return make_report(
+        measured,
+        lossless,
+        machine,
+        settings,
+        drafter=main,
+        sweep=sweep,
+        temperatures={each.name: each.temperature for each in sets},
+        peaks=(own_peak(), own_gpu_peak()),
+    )
 
 
 def measure_endpoints(
@@ -155,7 +160,7 @@ def measure_endpoints(
 ) -> BenchReport:
     """Servers alone: nothing says what their text should be."""
     _, sweep = measure_sweep(config, [], first_turns(sets), writer, report)
-    settings = config.model_dump(mode="json", exclude=_NO_SETTINGS)
+    settings = as_given(config)
     return make_report([], None, hardware(torch.device("cpu")), settings, sweep=sweep)
 
 
@@ -168,15 +173,16 @@ def measure(
 ) -> list[Measured]:
     """Answers the prompts that no earlier run has, both ways, set by set."""
     journal = Journal(writer, "requests", Measured)
-    prompts = [(each.name, prompt) for each in sets for prompt in each.prompts]
+    prompts = [(each, prompt) for each in sets for prompt in each.prompts]
     done = len(journal.records)
     if done < len(prompts):
         fitting = (model.target.render(opening(prompt)) for _, prompt in prompts)
         warm_up(model, next(ids for ids in fitting if len(ids) < model.target.max_length), params)
     with report.task("prompts", total=len(prompts), unit="prompts", done=done) as task:
-        for number, (name, prompt) in enumerate(prompts[done:], start=done):
-            requests, skipped = measure_prompt(model, prompt, params, number)
-            journal.add(Measured(set=name, prompt_id=prompt.id, requests=requests, skipped=skipped))
+        for number, (own, prompt) in enumerate(prompts[done:], start=done):
+            chosen = replace(params, temperature=own.temperature)
+            requests, skipped = measure_prompt(model, prompt, chosen, number)
+            journal.add(Measured(set=own.name, prompt_id=prompt.id, requests=requests, skipped=skipped))
             if any(record.requests for record in journal.records):
                 task.note(_so_far(journal.records))
             task.advance()
@@ -191,17 +197,41 @@ def measure_sweep(
     writer: ArtifactWriter,
     report: Reporter,
 ) -> tuple[list[Turn], Sweep]:
-    """Engines of this process and endpoints in turns."""
-    require_enough(len(jobs), config.levels)
-    servers = [Endpoint(*each.split("=", 1)) for each in config.endpoint]
-    contestants = [*engines, *servers]
-    names = [each.name for each in contestants]
-    turns = run_sweep(contestants, jobs, config.levels, config.repeat, _sampling(config), writer, report)
+    """Engines of this process, endpoints, and servers that are started here and stopped again, in turns."""
+    require_enough(len(jobs) // len(config.temperatures), config.levels)
+    endpoints = [Endpoint(*each.split("=", 1)) for each in config.endpoint]
+    with _launched(config, jobs, report) as launched:
+        servers = [*endpoints, *launched]
+        contestants = [*engines, *servers]
+        names = [each.name for each in contestants]
+        loads = loads_of(config)
+        turns = run_sweep(contestants, jobs, loads, config.repeat, _sampling(config), writer, report)
     return turns, make_sweep(turns, jobs, names, [each.name for each in servers], config.repeat)
+
+
+@contextmanager
+def _launched(config: BenchConfig, jobs: Sequence[Job], report: Reporter) -> Iterator[list[Contestant]]:
+    """The servers of `--launch`."""
+    if not config.launch:
+        yield []
+        return
+    model = Model(
+        config.target,
+        longest_prompt(jobs, config.target) + config.max_new_tokens,
+        max(config.levels),
+        config.device,
+        "bfloat16" if config.dtype == "auto" else config.dtype,
+        config.chat_template,
+        config.verify,
+    )
+    lines = [LaunchLine.parse(line, config.head) for line in config.launch]
+    with launch_all(lines, model, report) as servers:
+        yield list(servers)
 
 
 def check_in_float32(
     config: BenchConfig,
+    sets: Sequence[PromptSet],
     heads: Sequence[Artifact],
     measured: Sequence[Measured],
     found: Sequence[Difference],
@@ -219,62 +249,49 @@ def check_in_float32(
     done = len(journal.records)
     with report.task("float32 check", total=len(chosen), unit="prompts", done=done) as task:
         for number in chosen[done:]:
-            requests = answer_again(line_up.model, measured[number].requests, _sampling(config))
+            params = _sampling_of(config, sets, measured[number].set)
+            requests = answer_again(line_up.model, measured[number].requests, params)
             journal.add(Recheck(prompt=number, requests=requests))
             task.advance()
     journal.commit()
     rechecks = as_measured(measured, journal.records)
     found = [*found, *differences(rechecks, FLOAT32)]
-    return rechecks, _explain_all(config, line_up.target, found, report)
+    return rechecks, _explain_all(config, sets, line_up.target, found, report)
 
 
 def _explain_all(
-    config: BenchConfig, target: Target, found: Sequence[Difference], report: Reporter
+    config: BenchConfig,
+    sets: Sequence[PromptSet],
+    target: Target,
+    found: Sequence[Difference],
+    report: Reporter,
 ) -> list[Divergence]:
     """By the scores of a float32 target."""
     divergences = []
     with report.task("differences", total=len(found)) as task:
         for difference in found:
-            divergences.append(explain(target, difference, _sampling(config), config.near_tie_gap))
+            params = _sampling_of(config, sets, difference.set)
+            divergences.append(explain(target, difference, params, config.near_tie_gap))
             task.advance()
     return divergences
 
 
 def _most_requests(config: BenchConfig, prompt_set: PromptSet) -> int:
     """That a set can give: without a target only first turns can be asked."""
-    return sum(len(prompt.turns) if config.target else 1 for prompt in prompt_set.prompts)
+    return sum(len(prompt.turns) if config.in_process else 1 for prompt in prompt_set.prompts)
 
 
 def _sampling(config: BenchConfig) -> SamplingParams:
+    """At the first temperature."""
     return SamplingParams(
-        max_new_tokens=config.max_new_tokens, temperature=config.temperature, seed=config.seed
+        max_new_tokens=config.max_new_tokens, temperature=config.temperatures[0], seed=config.seed
     )
 
 
-def _artifact_config(
-    config: BenchConfig, sets: Sequence[PromptSet], line_up: LineUp | None
-) -> dict[str, Any]:
-    """What decides the result, besides the target and the heads, which have digests of their own."""
-    # What is not asked for is left out, so that a report can be continued by a version that can do more.
-    unasked = {
-        name
-        for name in _SWEEP
-        if getattr(config, name) == BenchConfig.model_fields[name].get_default(call_default_factory=True)
-    }
-    chosen = config.model_dump(mode="json", exclude=_NOT_IN_SETTINGS | unasked)
-    chosen["prompts"] = [each.identity() for each in sets]
-    if line_up is None:
-        return chosen
-    return chosen | {"tree": str(line_up.model.tree), "device": line_up.target.device.type}
-
-
-def _settings(config: BenchConfig, line_up: LineUp) -> dict[str, Any]:
-    """The flags as given, with what they stood for on this machine."""
-    return config.model_dump(mode="json", exclude=_NO_SETTINGS) | {
-        "tree": str(line_up.model.tree),
-        "device": line_up.target.device.type,
-        "dtype": str(line_up.target.dtype).removeprefix("torch."),
-    }
+def _sampling_of(config: BenchConfig, sets: Sequence[PromptSet], name: str) -> SamplingParams:
+    """At the temperature of a set."""
+    temperature = next(each.temperature for each in sets if each.name == name)
+    return replace(_sampling(config), temperature=temperature)
 
 
 def _so_far(measured: Sequence[Measured]) -> str:
@@ -321,12 +338,13 @@ def _result(config: BenchConfig, made: BenchReport, page: str | None, *, seconds
         drafter=made.drafter,
         sets=made.sets,
         pooled=made.pooled,
+        by_temperature=made.by_temperature,
         lossless=made.lossless,
         sweep=made.sweep,
         seconds=seconds,
     )
-    if config.fail_below is not None and made.pooled is not None:
-        compare.require_speed(made.pooled.speedup, config.fail_below, config.output, result)
+    if config.fail_below is not None:
+        compare.require_speed(made, config.fail_below, config.output, result)
     return result
 
 

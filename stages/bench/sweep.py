@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stages.artifacts import ArtifactWriter
 from stages.bench.contestant import Contestant
 from stages.bench.journal import Journal
+from stages.bench.load import Load, due_times
 from stages.bench.lossless import Difference, differences
 from stages.bench.record import Measured, Output, Turn
-from stages.bench.workload import Job
+from stages.bench.workload import Job, numbers_at
 from stages.decoding import SamplingParams
 from stages.errors import EagleError
 from stages.progress import Reporter
@@ -22,24 +23,26 @@ FULL = 2
 
 @dataclass(frozen=True)
 class Step:
-    """`contestant` (its place in the line-up) answers these requests, `concurrency` at a time."""
+    """`contestant` (its place in the line-up) answers these requests, as the load says."""
 
-    concurrency: int
+    load: Load
     contestant: int
     requests: tuple[int, ...]
+    round: int = 0
 
 
-def plan(contestants: int, requests: int, levels: Sequence[int], repeat: int) -> list[Step]:
+def plan(contestants: int, jobs: Sequence[Job], loads: Sequence[Load], repeat: int) -> list[Step]:
     """The turns: each round of requests goes to every contestant, in an order that no other round before had
     where there are enough rounds, so that a machine that slows down slows all alike."""
     steps = []
-    for place, concurrency in enumerate(levels):
-        rounds = max(1, min(MOST_ROUNDS, requests // (FULL * concurrency)))
-        bounds = [i * requests // rounds for i in range(rounds + 1)]
+    for place, load in enumerate(loads):
+        requests = numbers_at(jobs, load.temperature)
+        rounds = max(1, min(MOST_ROUNDS, len(requests) // (FULL * load.concurrency)))
+        bounds = [i * len(requests) // rounds for i in range(rounds + 1)]
         for number in range(rounds * repeat):
             begin, end = bounds[number % rounds : number % rounds + 2]
             for contestant in _order(contestants, number + place):
-                steps.append(Step(concurrency, contestant, tuple(range(begin, end))))
+                steps.append(Step(load, contestant, tuple(requests[begin:end]), number))
     return steps
 
 
@@ -62,7 +65,7 @@ def require_enough(requests: int, levels: Sequence[int]) -> None:
 def run_sweep(
     contestants: Sequence[Contestant],
     jobs: Sequence[Job],
-    levels: Sequence[int],
+    loads: Sequence[Load],
     repeat: int,
     params: SamplingParams,
     writer: ArtifactWriter,
@@ -70,19 +73,25 @@ def run_sweep(
 ) -> list[Turn]:
     """Measures what no earlier run has."""
     journal = Journal(writer, "sweep", Turn)
-    steps = plan(len(contestants), len(jobs), levels, repeat)
+    steps = plan(len(contestants), jobs, loads, repeat)
     done = len(journal.records)
-    warm: set[tuple[int, int]] = set()
+    warm: set[tuple[int, Load]] = set()
     answers = [len(step.requests) for step in steps]
     with report.task("sweep", total=sum(answers), unit="answers", done=sum(answers[:done])) as task:
         for step in steps[done:]:
-            contestant = contestants[step.contestant]
-            task.note(f"{contestant.name}, {step.concurrency} at once")
-            if (step.contestant, step.concurrency) not in warm:
-                contestant.warm_up(jobs[0], step.concurrency, params)
-                warm.add((step.contestant, step.concurrency))
+            contestant, load = contestants[step.contestant], step.load
+            task.note(f"{contestant.name}, {load.words}")
             asked = [(number, jobs[number]) for number in step.requests]
-            journal.add(contestant.answer(asked, step.concurrency, params))
+            chosen = replace(params, temperature=load.temperature)
+            due = None
+            if load.rate is not None:  # the same for every contestant of the round
+                due = due_times(len(asked), load.rate, (params.seed % 2**64, step.round, len(asked)))
+            with contestant.turn():
+                if (step.contestant, load) not in warm:
+                    contestant.warm_up(asked[0][1], load.concurrency, chosen)
+                    warm.add((step.contestant, load))
+                turn = contestant.answer(asked, load.concurrency, chosen, due)
+            journal.add(turn.model_copy(update={"rate": load.rate, "temperature": load.temperature}))
             task.advance(len(asked))
     journal.commit()
     return journal.records

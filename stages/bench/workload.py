@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stages.bench.prompt_sets import PromptSet, opening
 from stages.bench.record import Measured, Request
 from stages.targets import Target
+from stages.targets.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Job:
 
     messages: for an endpoint; prompt_ids: the same rendered, for an engine in this process.
     plain: its plain answer, by which the others are judged; None where there is no target to ask.
+    temperature: of its answers.
     """
 
     set: str
@@ -25,13 +27,14 @@ class Job:
     prompt_ids: tuple[int, ...] = ()
     plain: Request | None = None
     plain_text: str | None = None
+    temperature: float = 0.0
 
 
 def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Target) -> list[Job]:
     """All turns that were answered one at a time, each as a request of its own with its plain history."""
-    prompts = [prompt for each in sets for prompt in each.prompts]
+    prompts = [(prompt, each.temperature) for each in sets for prompt in each.prompts]
     jobs = []
-    for prompt, record in zip(prompts, measured, strict=True):
+    for (prompt, temperature), record in zip(prompts, measured, strict=True):
         messages = opening(prompt)
         for request in record.requests:
             answer = target.decode(list(request.plain.token_ids))
@@ -44,6 +47,7 @@ def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Tar
                     request.prompt_ids,
                     request,
                     answer,
+                    temperature,
                 )
             )
             if request.turn + 1 < len(prompt.turns):
@@ -57,4 +61,32 @@ def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Tar
 
 def first_turns(sets: Sequence[PromptSet]) -> list[Job]:
     """What can be asked of endpoints without a target at hand."""
-    return [Job(each.name, p.id, 0, tuple(opening(p))) for each in sets for p in each.prompts]
+    return [
+        Job(each.name, prompt.id, 0, tuple(opening(prompt)), temperature=each.temperature)
+        for each in sets
+        for prompt in each.prompts
+    ]
+
+
+_TEMPLATE_TOKENS = 64
+"""What a chat template may add to a message, system message included."""
+
+
+def longest_prompt(jobs: Sequence[Job], target: str) -> int:
+    """Tokens of the longest prompt; where they are not rendered, no less than that.
+
+    Raises:
+        EagleError: the target's tokenizer cannot be loaded.
+    """
+    if all(job.prompt_ids for job in jobs):
+        return max(len(job.prompt_ids) for job in jobs)
+    tokenizer = load_tokenizer(target)
+    return max(
+        sum(len(tokenizer.encode(message["content"])) + _TEMPLATE_TOKENS for message in job.messages)
+        for job in jobs
+    )
+
+
+def numbers_at(jobs: Sequence[Job], temperature: float) -> list[int]:
+    """Places of the jobs that are answered at a temperature."""
+    return [number for number, job in enumerate(jobs) if job.temperature == temperature]

@@ -11,7 +11,7 @@ from stages.bench.line_up import enter, parse_drafters
 
 def test_drafters_are_parted_by_commas_and_their_settings_are_not() -> None:
     text = "none, ngram:min=1,max=3,draft:some/model,eagle3"
-    assert [str(each) for each in parse_drafters(text)] == [
+    assert [str(each) for each in parse_drafters(text).choices] == [
         "none",
         "ngram:min=1,max=3",
         "draft:some/model",
@@ -20,7 +20,7 @@ def test_drafters_are_parted_by_commas_and_their_settings_are_not() -> None:
 
 
 def test_every_head_takes_part_under_a_name_of_its_own_before_the_others() -> None:
-    entries = enter(parse_drafters("ngram,draft:a/b,eagle3"), ["eagle3", "eagle3"])
+    entries = enter(parse_drafters("ngram,draft:a/b,eagle3").choices, ["eagle3", "eagle3"])
     assert [(entry.name, entry.head) for entry in entries] == [
         ("eagle3", 0),
         ("eagle3-2", 1),

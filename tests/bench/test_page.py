@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from stages.bench.hardware import Hardware
 from stages.bench.levels import make_sweep
 from stages.bench.lossless import verdict
-from stages.bench.page import make_page, stalls
+from stages.bench.page import figures, make_page, pictures, stalls
 from stages.bench.page.charts import STYLES, Bar, bar_chart, line_chart, nice_ticks, spread_apart
 from stages.bench.record import Sample, Turn
 from stages.bench.report import BenchReport, make_report
@@ -160,6 +161,52 @@ def test_a_line_chart_takes_whatever_was_measured(values: list[float | None]) ->
     drawn = line_chart("t", "x", "y", xs, {"a": values}, {"a": STYLES[0]})
     numbers = [float(n) for n in re.findall(r'(?:x|y|cx|cy)\d?="([-\d.]+)"', drawn)]
     assert all(-5 <= number <= 485 for number in numbers)
+
+
+def test_long_names_stand_in_a_legend_above_and_are_not_cut() -> None:
+    names = ["plain", "EAGLE-3, dynamic:depth=6,width=4,nodes=12"]
+    lines = {name: [1.0, 2.0] for name in names}
+    drawn = line_chart("t", "x", "y", ["1", "2"], lines, dict(zip(names, STYLES, strict=False)))
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    assert [shown.count(name) for name in names] == [1, 1]
+    assert shown.count("2") == 4  # both last values at the ends, alone; a place and a tick of the axes
+    legend = [float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>(?:plain|EAGLE)', drawn)]
+    assert max(legend) < min(float(y) for y in re.findall(r'points="[\d.]+,([\d.]+)', drawn))
+
+
+def test_bars_of_a_group_stand_below_its_name() -> None:
+    bars = [Bar(who, 1.0, None, STYLES[0], task) for task in ("maths", "chat") for who in ("a", "b")]
+    shown = re.findall(
+        r'<text[^>]* y="([\d.]+)"[^>]*>([a-z]+)</text>', bar_chart("t", "x", bars, reference=1.0)
+    )
+    heights = [float(y) for y, name in shown if name != "x"]
+    assert [name for _, name in shown if name != "x"] == ["maths", "a", "b", "chat", "a", "b"]
+    assert heights == sorted(heights)
+    assert all(b - a >= 16 for a, b in pairwise(heights))
+
+
+def test_every_chart_is_a_picture_too() -> None:
+    pytest.importorskip("resvg_py")
+    made, said = report(), []
+    found = pictures(made, said.append)
+    assert said == []
+    assert len(found) == len(figures(made)) == 6
+    for name, data in found.items():
+        assert re.fullmatch(r"chart-[a-z0-9-]+\.png", name)
+        assert data.startswith(b"\x89PNG")
+        width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+        assert width == 2 * (480 + 24)
+        assert height > 300
+
+
+def test_without_the_package_that_draws_them_there_are_none_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    said: list[str] = []
+    assert pictures(report(), said.append) == {}
+    (line,) = said
+    assert line.startswith("no PNG charts: they need resvg-py")
 
 
 def test_a_bar_chart_holds_its_whiskers() -> None:

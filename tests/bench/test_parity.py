@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from pydantic import ValidationError
 
 from stages.artifacts import ArtifactWriter, open_artifact
@@ -15,15 +17,27 @@ from stages.artifacts.conversations import Conversation, shard_name, write_conve
 from stages.bench import stage
 from stages.bench.config import BenchConfig
 from stages.bench.parity import ParityResult
+from stages.bench.result import BenchResult
 from stages.errors import EagleError
 from stages.features.layout import read_feature_shards
+from stages.heads import head_files
 from stages.inspect import stage as inspect
 from stages.inspect.config import InspectConfig
 from stages.progress import Reporter
 from stages.targets import Target
 from stages.train import stage as train
 from stages.train.config import TrainConfig
-from tests.overfit import features_artifact
+from stages.train.parity import as_saved
+from tests.overfit import answered_rows, features_artifact, overfitted_head
+from tests.tiny import write_jsonl
+
+LEARNT = ("rain", "snow", "wind", "stars", "trees")
+BROKEN: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "layers": {"eagle_aux_hidden_state_layer_ids": [3, 5, 6]},
+    "theta": {"rope_theta": 1e6},
+    "vocabulary": {"shuffled": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +64,8 @@ def check(target: Target, head: str, output: Path, **settings: Any) -> ParityRes
     return result
 
 
-def tampered(head: str, folder: Path, **config: Any) -> str:
-    """A copy of the head whose config.json says something else."""
+def tampered(head: str, folder: Path, *, shuffled: bool = False, **config: Any) -> str:
+    """A copy of the head whose config.json says something else, or whose draft ids stand for other tokens."""
     original = open_artifact(head, "head")
     with ArtifactWriter.open(
         str(folder), "head", {}, parents=original.manifest.parents, target=original.manifest.target
@@ -60,6 +74,11 @@ def tampered(head: str, folder: Path, **config: Any) -> str:
             data = original.read(file.path)
             if file.path == "config.json":
                 data = json.dumps(json.loads(data) | config).encode()
+            if file.path == "model.safetensors" and shuffled:
+                tensors = safetensors.torch.load(data)
+                places = torch.arange(len(tensors["d2t"]))
+                tensors["d2t"] = (places + tensors["d2t"]).roll(7) - places
+                data = safetensors.torch.save(tensors)
             writer.add_file(file.path, data)
         writer.finish({})
     return str(folder)
@@ -79,11 +98,11 @@ def test_a_head_as_it_was_trained_passes(tiny_target: Target, head: str, tmp_pat
 @pytest.mark.parametrize(
     ("config", "cause"),
     [
-        ({"eagle_aux_hidden_state_layer_ids": [3, 5, 6]}, "feature layers"),
-        ({"rope_theta": 1e6}, "RoPE"),
+        (BROKEN["layers"], "feature layers"),
+        (BROKEN["theta"], "RoPE"),
     ],
 )
-def test_a_head_whose_config_was_changed_fails_after_the_report(
+def test_a_broken_head_fails_after_the_report_which_names_its_fault(
     tiny_target: Target, head: str, tmp_path: Path, config: dict[str, Any], cause: str
 ) -> None:
     broken = tampered(head, tmp_path / "head", **config)
@@ -93,6 +112,30 @@ def test_a_head_whose_config_was_changed_fails_after_the_report(
         assert raised.value.result.parity.cause == cause
         assert "\nWhat is left of the difference with " in raised.value.result.summary()
     assert open_artifact(str(tmp_path / "report"), "report").manifest.counts["parity"]
+
+
+def test_a_broken_head_drafts_worse_and_changes_no_text(tiny_target: Target, tmp_path: Path) -> None:
+    """That parity names all three faults is shown in tests/decoding/test_parity.py."""
+    learnt = overfitted_head(tiny_target, answered_rows(tiny_target, len(LEARNT), 16))
+    head = str(tmp_path / "head")
+    with ArtifactWriter.open(head, "head", {}, target=tiny_target.fingerprint) as writer:
+        for name, data in head_files(as_saved(learnt)).items():
+            writer.add_file(name, data)
+        writer.finish({})
+    prompts = write_jsonl(tmp_path / "chat.jsonl", [{"prompt": f"tell me {word}"} for word in LEARNT])
+    accepted = {}
+    for name, changes in BROKEN.items():
+        uri = tampered(head, tmp_path / name, **changes)
+        fields = {"target": tiny_target.name, "prompts": [str(prompts)], "max_new_tokens": 16}
+        fields |= {"tree": "chain:depth=3", "dtype": "float32", "device": "cpu"}
+        config = BenchConfig(head=uri, output=str(tmp_path / f"{name}-report"), **fields)
+        result = stage.run(config, Reporter(quiet=True))
+        assert isinstance(result, BenchResult)
+        assert result.lossless.identical == result.lossless.requests == len(LEARNT)
+        accepted[name] = result.pooled.accepted_per_step
+    assert accepted["whole"] > 0.2
+    assert accepted["vocabulary"] < accepted["whole"]
+    assert max(accepted.values()) == accepted["whole"]  # what is learnt by heart may not need the others
 
 
 def test_features_that_have_moved_or_are_others(tiny_target: Target, features: str, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_bfloat16_run_is_explained_and_checked_in_float32(settings: dict[str, 
     assert report_of(settings["output"])["settings"]["dtype"] == "bfloat16"
 
 
-walk = engine._walk
+walk = engine.walk
 
 
 def lossy(tree: DraftTree, drawn: Sequence[int]) -> tuple[list[int], int]:
@@ -145,7 +145,7 @@ def lossy(tree: DraftTree, drawn: Sequence[int]) -> tuple[list[int], int]:
 def test_a_lossy_verifier_is_caught_and_the_report_still_written(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engine, "_walk", lossy)
+    monkeypatch.setattr(engine, "walk", lossy)
     command = next(each for each in STAGES if each.name == "bench")
     changes = {"dtype": "bfloat16", "check_float32": 1, "num_prompts": 1}
     assert execute(command, settings | changes, as_json=False, quiet=True) == 1

@@ -16,6 +16,7 @@ from stages.artifacts import ArtifactWriter, artifact_state, open_artifact
 from stages.bench import contestant, journal, stage
 from stages.bench.config import BenchConfig
 from stages.bench.levels import latencies, make_sweep
+from stages.bench.load import Load
 from stages.bench.record import Sample, Turn
 from stages.bench.report import BenchReport
 from stages.bench.sweep import plan
@@ -30,6 +31,7 @@ from tests.bench.test_stage import TREE, lossy
 from tests.tiny import write_jsonl
 
 QUIET = Reporter(quiet=True)
+JOB = Job("set", "p", 0, ())
 PROMPTS = [
     {"id": "one", "prompt": "write a line"},
     {"id": "two", "turns": ["first do this", "then do that"]},
@@ -43,18 +45,19 @@ def test_everyone_answers_every_request_as_often(
     contestants: int, requests: int, levels: list[int], repeat: int
 ) -> None:
     answers: Counter[tuple[int, int, int]] = Counter()
-    for step in plan(contestants, requests, sorted(levels), repeat):
+    loads = [Load(level) for level in sorted(levels)]
+    for step in plan(contestants, [JOB] * requests, loads, repeat):
         assert len(set(step.requests)) == len(step.requests) > 0
-        answers.update((step.concurrency, step.contestant, request) for request in step.requests)
+        answers.update((step.load.concurrency, step.contestant, request) for request in step.requests)
     assert len(answers) == len(levels) * contestants * requests
     assert set(answers.values()) == {repeat}
 
 
 def test_the_order_of_turns_changes_from_round_to_round_and_from_level_to_level() -> None:
-    steps = plan(2, 40, [1, 8], repeat=1)
+    steps = plan(2, [JOB] * 40, [Load(1), Load(8)], repeat=1)
     firsts = [steps[i].contestant for i in range(0, len(steps), 2)]
     assert firsts[:8] == [0, 1] * 4
-    assert [step.concurrency for step in steps[16:]] == [8] * 4
+    assert [step.load.concurrency for step in steps[16:]] == [8] * 4
     assert steps[16].contestant == 1
 
 
@@ -114,6 +117,26 @@ def test_a_level_is_total_over_total_of_all_its_turns() -> None:
     assert (plain.other_s, eagle.other_s) == (pytest.approx(1.0), pytest.approx(2.2))
     assert [(level.compared, level.identical) for level in sweep.levels] == [(2, 2), (2, 1), (2, 1)]
     assert (server.steps, server.verify_s, server.accepted_per_step) == (None, None, None)
+
+
+def test_an_interval_is_made_of_four_rounds_and_of_no_fewer() -> None:
+    """The same requests are slow for all in one round; the ratio is the same in every round but one."""
+    pair = request(output([1, 2]), output([1, 2]))
+    jobs = [Job("a", str(i), 0, (), (1,), pair, "") for i in range(4)]
+    turns = [
+        Turn(contestant=name, concurrency=1, duration_s=seconds, samples=(sample(i, 2, gaps=(seconds - 1,)),))
+        for i, times in enumerate([(2.0, 1.0), (20.0, 10.0), (2.0, 1.0), (2.0, 2.0)])
+        for name, seconds in zip(("plain", "ngram"), times, strict=True)
+    ]
+    _, level = make_sweep(turns, jobs, ["plain", "ngram"], [], 1).levels
+    low, high = level.speedup_ci95 or (0.0, 0.0)
+    # The last round is drawn four times in four once in 256 resamples, and three times in one of 21.
+    assert (low, high) == (pytest.approx((3 * 2 + 2) / (3 * 2 + 1)), pytest.approx(2.0))
+    assert level.speedup == pytest.approx(26 / 14)
+    assert level.speedup_by_set_ci95["a"] == pytest.approx((low, high))
+    plain, few = make_sweep(turns[:6], jobs, ["plain", "ngram"], [], 1).levels
+    assert few.speedup_ci95 is None
+    assert (plain.speedup_ci95, plain.speedup_by_set_ci95) == (None, {})
 
 
 @pytest.fixture
@@ -202,7 +225,7 @@ def test_a_verifier_that_is_lossy_only_in_the_sweep_is_caught(
 
     def then_lossy(*given: Any) -> Any:
         measured = measure(*given)
-        monkeypatch.setattr(engine, "_walk", lossy)
+        monkeypatch.setattr(engine, "walk", lossy)
         return measured
 
     monkeypatch.setattr(stage, "measure", then_lossy)
@@ -219,8 +242,8 @@ def test_an_interrupted_sweep_continues_behind_the_turns_it_has(
     monkeypatch.setattr(journal, "COMMIT_SECONDS", 0)
     answer, turns = contestant.InProcess.answer, []
 
-    def interrupted(self: Any, jobs: Any, concurrency: int, params: Any) -> Turn:
-        turn = answer(self, jobs, concurrency, params)
+    def interrupted(self: Any, jobs: Any, concurrency: int, params: Any, due: Any = None) -> Turn:
+        turn = answer(self, jobs, concurrency, params, due)
         if params.max_new_tokens == settings["max_new_tokens"] and not params.ignore_eos:
             turns.append((self.name, concurrency))
             if len(turns) == 3:

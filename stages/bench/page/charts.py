@@ -12,6 +12,9 @@ WIDTH = 480
 _SIZE = 13  # of text, in the units of WIDTH
 _CHAR, _BOLD = 7.2, 8.6  # width of a character, about
 _INK, _GRID = "#222", "#ddd"
+_LEGEND_LINE = 20.0
+MOST_NAMED, LONGEST_NAME = 5, 14
+"""Lines, and characters of a name, up to which names stand at the ends of their lines."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,19 @@ STYLES = (
     Style("#cc79a7", "12 5", "cross"),
     Style("#8a6d00", "4 2 1 2", "ring"),
     Style("#3a86b8", "1 4", "circle"),
+    Style("#7a4fa3", "8 2", "square"),
 )
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of a bar chart; the interval is drawn as a whisker."""
+    """One row of a bar chart; the interval is drawn as a whisker. Bars of one group stand below its name."""
 
     label: str
     value: float
     interval: tuple[float, float] | None = None
     style: Style = STYLES[0]
+    group: str = ""
 
 
 def line_chart(
@@ -55,21 +60,29 @@ def line_chart(
     *,
     digits: int = 0,
 ) -> str:
-    """Lines over evenly spaced places `xs`, from 0; each with its name and last value at its right end."""
+    """Lines over evenly spaced places `xs`, from 0; each with its name and last value at its right end.
+
+    Where names are long, or many, they stand in a legend above and only the values at the ends.
+    """
     values = [v for line in lines.values() for v in line if v is not None]
     ticks = nice_ticks(max(values, default=1.0))
+    short = len(lines) <= MOST_NAMED and max(map(len, lines), default=0) <= LONGEST_NAME
     names = {
-        name: f"{name} {_number(line[-1], digits)}" for name, line in lines.items() if line[-1] is not None
+        name: f"{name} {_number(line[-1], digits)}" if short else _number(line[-1], digits)
+        for name, line in lines.items()
+        if line[-1] is not None
     }
+    legend, above = ([], 0.0) if short else _legend(list(lines), styles)
     right = 14 + _BOLD * max(map(len, names.values()), default=0)
-    left, top, bottom, height = 18 + _CHAR * max(len(_tick(t)) for t in ticks), 30.0, 44.0, 280.0
+    left, top, bottom = 18 + _CHAR * max(len(_tick(t)) for t in ticks), 30.0 + above, 44.0
+    height = 280.0 + above
     wide, high = WIDTH - left - right, height - top - bottom
 
     def place(i: int, value: float) -> tuple[float, float]:
         across = 0.5 if len(xs) == 1 else 0.04 + 0.96 * i / (len(xs) - 1)
         return left + wide * across, top + high * (1 - value / ticks[-1])
 
-    parts = [_text(4, 15, y_label)]
+    parts = [*legend, _text(4, 15 + above, y_label)]
     for tick in ticks:
         y = place(0, tick)[1]
         parts.append(_line(left, y, left + wide, y, _GRID if tick else _INK))
@@ -98,13 +111,28 @@ def line_chart(
     return _svg(title, f"{y_label} by {x_label} ({', '.join(xs)}). {said}", height, parts)
 
 
+def _legend(names: Sequence[str], styles: Mapping[str, Style]) -> tuple[list[str], float]:
+    """Each name behind a piece of its line, in as many columns as fit; and how high that is."""
+    room = 50 + _CHAR * max(map(len, names))
+    columns = max(1, min(len(names), int(WIDTH / room)))
+    parts = []
+    for i, name in enumerate(names):
+        x, y = 4 + WIDTH / columns * (i % columns), 10.0 + _LEGEND_LINE * (i // columns)
+        style = styles[name]
+        parts.append(_line(x, y, x + 30, y, style.color, 2.2, style.dash or "none"))
+        parts.append(_marker(x + 15, y, style))
+        parts.append(_text(x + 36, y + 4, name))
+    return parts, _LEGEND_LINE * -(-len(names) // columns) + 4
+
+
 def bar_chart(title: str, x_label: str, bars: Sequence[Bar], *, reference: float, digits: int = 2) -> str:
     """Bars from 0, one below the other, with a line at the reference."""
     most = max([reference, *(max(bar.value, *(bar.interval or (0.0,))) for bar in bars)])
     ticks = nice_ticks(most)
     left, row = _label_room([bar.label for bar in bars]), 26.0
     right, top = 14 + _BOLD * (digits + 4), 8.0
-    wide, high = WIDTH - left - right, row * len(bars)
+    begins = [bar.group != "" and (not i or bars[i - 1].group != bar.group) for i, bar in enumerate(bars)]
+    wide, high = WIDTH - left - right, row * (len(bars) + sum(begins))
     height = top + high + 44
 
     def across(value: float) -> float:
@@ -113,8 +141,12 @@ def bar_chart(title: str, x_label: str, bars: Sequence[Bar], *, reference: float
     parts = [_line(across(tick), top, across(tick), top + high, _GRID) for tick in ticks]
     parts += [_text(across(tick), top + high + 17, _tick(tick), "middle") for tick in ticks]
     parts.append(_text(left + wide / 2, height - 6, x_label, "middle"))
-    for i, bar in enumerate(bars):
-        y = top + row * i
+    y = top - row
+    for begin, bar in zip(begins, bars, strict=True):
+        y += row
+        if begin:
+            parts.append(_text(4, y + row / 2 + 6, bar.group, bold=True))
+            y += row
         end = across(bar.value)
         parts.append(_text(left - 8, y + row / 2 + 4, _cut(bar.label), "end"))
         parts.append(
@@ -129,7 +161,8 @@ def bar_chart(title: str, x_label: str, bars: Sequence[Bar], *, reference: float
             end = max(end, high_end)
         parts.append(_text(end + 6, y + row / 2 + 4, f"{_number(bar.value, digits)}x", bold=True))
     parts.append(_line(across(reference), top, across(reference), top + high, _INK, 1.6, "4 3"))
-    said = "; ".join(f"{bar.label}: {_number(bar.value, digits)}" for bar in bars)
+    names = (f"{bar.group}, {bar.label}" if bar.group else bar.label for bar in bars)
+    said = "; ".join(f"{name}: {_number(bar.value, digits)}" for name, bar in zip(names, bars, strict=True))
     return _svg(title, f"{x_label}. {said}", height, parts)
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from stages.bench.contestant import PLAIN
 from stages.bench.levels import Level, Sweep
-from stages.bench.page.charts import PLAIN_STYLE, STYLES, Bar, Style, bar_chart, line_chart, stacked_chart
+from stages.bench.page.figures import Figure, figures
 from stages.bench.page.words import summary
 from stages.bench.report import BenchReport
-from stages.bench.result import number, title
+from stages.bench.result import at_temperature, number, rows_of, speedup_cell, title
 
 PAGE_NAME = "report.html"
-DEPTHS = 8
-"""Levels of a tree that are drawn; few steps get further."""
 
 _CSS = """
 body{font:16px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:62rem;margin:0 auto;padding:1rem}
@@ -35,13 +32,11 @@ svg,figure{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 
 def make_page(report: BenchReport) -> bytes:
     """One HTML file without scripts that needs nothing beside it."""
-    styles = _styles(report)
-    charts = [*_sweep_charts(report.sweep, styles), *_shared_charts(report, styles)]
     body = [
         "<h1>eagle bench</h1>",
         f"<p>{escape(_what(report))}</p>",
         f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in summary(report))}</ul>",
-        f'<div class="charts">{"".join(charts)}</div>',
+        *_charts(report),
         *_tables(report),
         _losslessness(report),
         _details(report),
@@ -55,170 +50,49 @@ def make_page(report: BenchReport) -> bytes:
 
 
 def _subject(report: BenchReport) -> str:
-    return str(report.settings.get("target") or ", ".join(report.settings.get("endpoint", ())))
+    servers = [each.partition("=")[0] for each in report.settings.get("endpoint", ())]
+    return str(report.settings.get("target") or ", ".join(servers))
 
 
 def _what(report: BenchReport) -> str:
     machine = report.hardware
     on = machine.gpu or f"{machine.cpu}, {machine.threads} {'thread' if machine.threads == 1 else 'threads'}"
-    temperature = report.settings["temperature"]
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    given = report.settings["temperature"]
+    several = given if isinstance(given, list) else [given]
+    how = "greedy" if several == [0] else f"temperature {' and '.join(f'{each:g}' for each in several)}"
     most = report.settings["max_new_tokens"]
     return f"{_subject(report)} on {on}; {how}, answers of up to {most} tokens."
 
 
-def _styles(report: BenchReport) -> dict[str, Style]:
-    """By title, the same in every chart."""
-    names = [] if report.sweep is None else report.sweep.contestants
-    if report.pooled is not None:
-        names = list(dict.fromkeys([PLAIN, *names, report.drafter]))
-    others = [name for name in names if name != PLAIN]
-    styles = {title(name): STYLES[i % len(STYLES)] for i, name in enumerate(others)}
-    return {title(PLAIN): PLAIN_STYLE, **styles}
+def _charts(report: BenchReport) -> list[str]:
+    """Under a heading for each temperature, where there are several."""
+    drawn = figures(report)
+    parts = []
+    for heading in dict.fromkeys(each.heading for each in drawn):
+        if heading:
+            parts.append(f"<h2>{escape(heading)}</h2>")
+        charts = [_figure(each) for each in drawn if each.heading == heading]
+        parts.append(f'<div class="charts">{"".join(charts)}</div>')
+    return parts
 
 
-def _figure(caption: str, note: str, svg: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}<small>{escape(note)}</small></figcaption>{svg}</figure>"
-
-
-def _sweep_charts(sweep: Sweep | None, styles: dict[str, Style]) -> list[str]:
-    if sweep is None:
-        return []
-    wanted = (
-        ("Median TPOT", "Time per output token after the first, lower is better", "ms per token",
-         "median_tpot_ms", 1),
-        ("Output throughput", "All requests together, higher is better", "tokens per second",
-         "output_throughput", 1),
-        ("Median TTFT", "Time to the first token, lower is better", "ms", "median_ttft_ms", 0),
-    )  # fmt: skip
-    levels = sorted({level.concurrency for level in sweep.levels})
-    charts = []
-    for caption, note, unit, name, digits in wanted:
-        lines = {title(each): [getattr(at, name) for at in sweep.of(each)] for each in sweep.contestants}
-        svg = line_chart(
-            caption, "requests at once", unit, list(map(str, levels)), lines, styles, digits=digits
-        )
-        charts.append(_figure(caption, note, svg))
-    return charts
-
-
-def _shared_charts(report: BenchReport, styles: dict[str, Style]) -> list[str]:
-    charts = []
-    if bars := _speedup_bars(report, styles):
-        base = title(PLAIN if report.sweep is None else report.sweep.baseline)
-        charts.append(
-            _figure(
-                "Speed-up by task",
-                f"One request at a time, over {base} (dashed line); whiskers are 95 % intervals",
-                bar_chart("Speed-up by task", "times as fast", bars, reference=1.0),
-            )
-        )
-    if lines := _acceptance(report):
-        depths = [str(i + 1) for i in range(max(map(len, lines.values())))]
-        padded = {name: [*line, *[None] * (len(depths) - len(line))] for name, line in lines.items()}
-        filled = {name: [0.0 if v is None else v for v in line] for name, line in padded.items()}
-        charts.append(
-            _figure(
-                "Acceptance by position",
-                "Share of the target's passes that accepted a draft at this position; one request at a time",
-                line_chart(
-                    "Acceptance by position",
-                    "position in the draft",
-                    "% of passes",
-                    depths,
-                    filled,
-                    styles,
-                    digits=0,
-                ),
-            )
-        )
-    if rows := _breakdown(report):
-        parts = ("prompt", "draft", "verify", "other")
-        charts.append(
-            _figure(
-                "Where the time goes",
-                "Per output token; verify is the target's own passes",
-                stacked_chart("Where the time goes", "ms per output token", parts, rows),
-            )
-        )
-    return charts
-
-
-def _speedup_bars(report: BenchReport, styles: dict[str, Style]) -> list[Bar]:
-    """Of the pairs, and of the other contestants as far as the sweep has them at one request at a time."""
-    main = title(report.drafter)
-    rows = dict(report.sets)
-    if len(rows) > 1 and report.pooled is not None:
-        rows["all"] = report.pooled
-    first = [] if report.sweep is None else [level for level in report.sweep.levels if level.concurrency == 1]
-    others = [
-        level
-        for level in first
-        if level.contestant not in (PLAIN, report.sweep and report.sweep.baseline)
-        and (report.pooled is None or level.contestant != report.drafter)
-    ]
-    bars = []
-    for name in rows or (others[0].speedup_by_set if others else {}):
-        if name in rows:
-            row = rows[name]
-            label = f"{name}, {main}" if others else name
-            bars.append(Bar(label, row.speedup, row.speedup_ci95, styles[main]))
-        for level in others:
-            if name in level.speedup_by_set:
-                who = title(level.contestant)
-                bars.append(Bar(f"{name}, {who}", level.speedup_by_set[name], None, styles[who]))
-    return bars
-
-
-def _acceptance(report: BenchReport) -> dict[str, list[float]]:
-    """Percent by position, of whoever drafts."""
-    lines: dict[str, list[float]] = {}
-    if report.pooled is not None:
-        lines[title(report.drafter)] = report.pooled.accepted_per_depth
-    for level in () if report.sweep is None else report.sweep.levels:
-        if level.concurrency == report.sweep.levels[0].concurrency and level.accepted_per_depth:  # type: ignore[union-attr]
-            lines.setdefault(title(level.contestant), level.accepted_per_depth)
-    return {name: [100 * share for share in line[:DEPTHS]] for name, line in lines.items() if any(line)}
-
-
-def _breakdown(report: BenchReport) -> list[tuple[str, list[float]]]:
-    """Milliseconds per output token: prompt, draft, verify, other."""
-    rows: list[tuple[str, list[float]]] = []
-    if report.sweep is not None and any(level.verify_s is not None for level in report.sweep.levels):
-        for level in report.sweep.levels:
-            if level.verify_s is not None:
-                parts = (level.prefill_s, level.draft_s, level.verify_s, level.other_s)
-                label = f"{level.concurrency} at once, {title(level.contestant)}"
-                tokens = level.total_output_tokens
-                rows.append((label, [1000 * (part or 0.0) / tokens for part in parts]))
-    elif report.pooled is not None:
-        plain, eagle = report.pooled.plain, report.pooled.eagle
-        prefill = sum(each.plain.ttft_s for each in report.requests)
-        rows.append(
-            (title(PLAIN), [1000 * s / plain.tokens for s in (prefill, 0.0, plain.seconds - prefill, 0.0)])
-        )
-        shares = (eagle.prefill_share, eagle.draft_share, eagle.verify_share)
-        per_token = 1000 * eagle.seconds / eagle.tokens
-        other = max(0.0, 1 - sum(shares))
-        rows.append((title(report.drafter), [per_token * share for share in (*shares, other)]))
-    return rows
+def _figure(figure: Figure) -> str:
+    caption, note = escape(figure.caption), escape(figure.note)
+    return f"<figure><figcaption>{caption}<small>{note}</small></figcaption>{figure.svg}</figure>"
 
 
 def _tables(report: BenchReport) -> list[str]:
     tables = []
     head: tuple[str, ...]
-    if report.pooled is not None:
-        rows = dict(report.sets)
-        if len(rows) > 1:
-            rows["all"] = report.pooled
+    rows = rows_of(report.sets, report.by_temperature, report.pooled)
+    if rows:
         cells = [
             (
                 name,
                 f"{row.requests:,}",
                 number(row.plain.tokens_per_s, 1),
                 number(row.eagle.tokens_per_s, 1),
-                f"{row.speedup:.2f}x"
-                + ("" if row.speedup_ci95 is None else " ({:.2f} to {:.2f})".format(*row.speedup_ci95)),
+                speedup_cell(row.speedup, row.speedup_ci95),
                 number(row.accepted_per_step, 2),
                 number(row.tokens_per_step, 2),
             )
@@ -228,26 +102,52 @@ def _tables(report: BenchReport) -> list[str]:
                 "accepted/step", "tokens/step")  # fmt: skip
         tables.append(_table("One request at a time", head, cells))
     if report.sweep is not None:
-        head = ("engine", "at once", "tok/s", "speed-up", "TTFT ms median", "p99", "TPOT ms median", "p99",
-                "ITL ms median", "p99", "E2EL ms median", "p99", "accepted/step", "same text")  # fmt: skip
-        tables.append(_table("Many requests at once", head, [_cells(level) for level in report.sweep.levels]))
-    return tables
+        head = ("engine", "load", "tok/s", "speed-up", "TTFT ms median", "p99", "TPOT ms median", "p99",
+                "ITL ms median", "p99", "E2EL ms median", "p99", "accepted/step", "memory GB",
+                "same text")  # fmt: skip
+        levels = [_cells(level, report.sweep) for level in report.sweep.levels]
+        tables.append(_table("Many requests at once", head, levels))
+    return [*tables, *_lengths(report)]
 
 
-def _cells(level: Level) -> tuple[str, ...]:
+def _cells(level: Level, sweep: Sweep) -> tuple[str, ...]:
     return (
         title(level.contestant),
-        str(level.concurrency),
+        level.load.words + at_temperature(level, sweep),
         number(level.output_throughput, 1),
-        "" if level.speedup is None else f"{level.speedup:.2f}x",
+        speedup_cell(level.speedup, level.speedup_ci95),
         *(
             number(getattr(level, f"{statistic}_{name}_ms"), 1)
             for name in ("ttft", "tpot", "itl", "e2el")
             for statistic in ("median", "p99")
         ),
         number(level.accepted_per_step or None, 2),
+        number(None if level.peak_memory is None else level.peak_memory / 1e9, 2),
         f"{level.identical} of {level.compared}" if level.compared else "",
     )
+
+
+def _lengths(report: BenchReport) -> list[str]:
+    """Of the sets, or of what the first contestant was asked where there are none."""
+    known = {
+        name: (row.prompt_lengths, row.output_lengths)
+        for name, row in rows_of(report.sets, report.by_temperature, report.pooled).items()
+    }
+    if not known and report.sweep is not None:
+        known = {
+            f"{title(level.contestant)}, {level.load.words}": (level.prompt_lengths, level.output_lengths)
+            for level in report.sweep.levels
+        }
+    rows = [
+        (
+            name,
+            *(f"{value:,.0f}" for each in pair if each for value in (each.median, each.p90, each.longest)),
+        )
+        for name, pair in known.items()
+        if None not in pair
+    ]
+    head = ("", "prompt tokens median", "p90", "longest", "answer tokens median", "p90", "longest")
+    return [_table("Lengths", head, rows)] if rows else []
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,9 +6,10 @@ from statistics import median
 
 from stages.bench.contestant import PLAIN
 from stages.bench.levels import Level, Sweep
+from stages.bench.load import Load
 from stages.bench.metrics import Metrics
 from stages.bench.report import BenchReport
-from stages.bench.result import sameness, title
+from stages.bench.result import at_temperature, sameness, title
 
 _EVEN = 0.02
 """A difference of speed that is called none."""
@@ -20,8 +21,10 @@ _STALL = 10.0
 def summary(report: BenchReport) -> list[str]:
     """The main findings, one sentence or two each."""
     lines = []
-    if report.pooled is not None:
-        lines.append(_alone(report.pooled, title(report.drafter), len(report.sets)))
+    for temperature, view in report.views().items():
+        if view.pooled is not None:
+            at = "" if view is report else f" and at temperature {temperature:g}"
+            lines.append(_alone(view.pooled, title(report.drafter), len(view.sets), at))
     lines += stalls(report)
     if report.sweep is not None:
         lines += _together(report.sweep, "" if report.pooled is None else report.drafter)
@@ -51,50 +54,71 @@ def stalls(report: BenchReport) -> list[str]:
     ]
 
 
-def _alone(row: Metrics, drafter: str, sets: int) -> str:
+def _alone(row: Metrics, drafter: str, sets: int, at: str) -> str:
     interval = ""
     if row.speedup_ci95 is not None:
         interval = f" (95 % interval {row.speedup_ci95[0]:.2f} to {row.speedup_ci95[1]:.2f})"
     over = f"{row.requests} answers of {sets} prompt {'set' if sets == 1 else 'sets'}"
     return (
-        f"One request at a time, {drafter} is {_times(row.speedup)} plain decoding{interval}: "
+        f"One request at a time{at}, {drafter} is {_times(row.speedup)} plain decoding{interval}: "
         f"{row.eagle.tokens_per_s:.1f} tokens a second and not {row.plain.tokens_per_s:.1f}, over {over}. "
         f"Each pass of the target brings {row.tokens_per_step:.2f} tokens; plain decoding brings 1."
     )
 
 
 def _together(sweep: Sweep, told: str) -> list[str]:
-    """A sentence a concurrency; `told` is who has been spoken of where it is one request at a time."""
+    """A sentence a load; `told` is who has been spoken of where it is one request at a time."""
     lines = []
-    base = {level.concurrency: level for level in sweep.of(sweep.baseline)}
-    for concurrency in sorted(base):
-        others = [
-            level
-            for level in sweep.levels
-            if level.concurrency == concurrency and level.contestant != sweep.baseline
-        ]
-        if others and not (concurrency == 1 and [level.contestant for level in others] == [told]):
+    for load in sweep.loads:
+        (base,) = (level for level in sweep.at(load) if level.contestant == sweep.baseline)
+        others = [level for level in sweep.at(load) if level.contestant != sweep.baseline]
+        if not others or (load.words == "1 at once" and [each.contestant for each in others] == [told]):
+            continue
+        when = _when(load) + at_temperature(base, sweep).replace(" T=", " at temperature ")
+        if load.rate is None:
             best = max(others, key=lambda level: level.output_throughput)
-            lines.append(_level(best, base[concurrency], len(others) > 1))
+            lines.append(_closed(when, best, base, len(others) > 1))
+        elif base.median_tpot_ms is not None:
+            known = [level for level in others if level.median_tpot_ms is not None]
+            lines += [_open(when, level, base) for level in known]
     return lines
 
 
-def _level(best: Level, base: Level, several: bool) -> str:
+def _when(load: Load) -> str:
+    if load.rate is not None:
+        return f"With {load.rate:g} {'request' if load.rate == 1 else 'requests'} a second"
+    return f"With {load.concurrency} {'request' if load.concurrency == 1 else 'requests'} at once"
+
+
+def _closed(when: str, best: Level, base: Level, several: bool) -> str:
     ratio = best.output_throughput / base.output_throughput
     name = title(best.contestant)
     who = f"the fastest of the others, {name}," if several else name
+    interval = ""
+    if best.speedup_ci95 is not None:
+        interval = " (95 % interval {:.2f} to {:.2f})".format(*best.speedup_ci95)
     waiting = ""
     if best.median_tpot_ms is not None and base.median_tpot_ms is not None:
         waiting = (
             f"; the median wait for each token is {best.median_tpot_ms:.1f} ms and not "
             f"{base.median_tpot_ms:.1f}"
         )
-    baseline = "plain decoding" if base.contestant == PLAIN else title(base.contestant)
     return (
-        f"With {best.concurrency} {'request' if best.concurrency == 1 else 'requests'} at once, {who} is "
-        f"{_times(ratio)} {baseline}: {best.output_throughput:.1f} tokens a second and not "
-        f"{base.output_throughput:.1f}{waiting}."
+        f"{when}, {who} is {_times(ratio)} {_plain(base)}{interval}: {best.output_throughput:.1f} tokens a "
+        f"second and not {base.output_throughput:.1f}{waiting}."
     )
+
+
+def _open(when: str, level: Level, base: Level) -> str:
+    return (
+        f"{when}, the median wait of {title(level.contestant)} is {level.median_ttft_ms:.0f} ms for the "
+        f"first token and {level.median_tpot_ms:.1f} ms for each further one; that of {_plain(base)} is "
+        f"{base.median_ttft_ms:.0f} and {base.median_tpot_ms:.1f} ms."
+    )
+
+
+def _plain(base: Level) -> str:
+    return "plain decoding" if base.contestant == PLAIN else title(base.contestant)
 
 
 def _times(ratio: float) -> str:
