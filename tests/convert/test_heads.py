@@ -15,113 +15,29 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.artifacts import ArtifactWriter, open_artifact
-from stages.convert import stage
-from stages.convert.config import ConvertConfig
 from stages.convert.vocabulary import draft_ids
 from stages.errors import EagleError
 from stages.heads import (
-    DraftHead,
-    Eagle1Config,
-    Eagle1Head,
     Eagle3Config,
     Eagle3Head,
     MedusaConfig,
-    MedusaHead,
     head_files,
-    head_of,
-    init_from_target,
-    load_head,
 )
-from stages.progress import Reporter
-from stages.targets import Target, load_target
+from stages.targets import Target
 from tests.convert.foreign import (
-    saved,
-    write_eagle1_head,
     write_eagle_head,
     write_medusa_heads,
     write_sglang_head,
     write_speculators_head,
 )
-from tests.tiny import make_tiny_target
-from tests.train.chains import Rows
-
-QUIET = Reporter(quiet=True)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_target(tmp_path_factory.mktemp("target"), vocab=300, hidden=32))
-
-
-@pytest.fixture(scope="module")
-def target(path: str) -> Target:
-    return load_target(path, device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def head(target: Target) -> Eagle3Head:
-    """Random, with heads wider than the model divided by them, and RoPE of its own."""
-    config = Eagle3Config.from_target(target.config, 40).model_copy(
-        update={"head_dim": 16, "intermediate_size": 48, "rope_theta": 50000.0, "torch_dtype": "float32"}
-    )
-    return random_head(config, target)
-
-
-def random_head(config: Any, target: Target) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = head_of(config)
-        made.set_vocabulary(torch.randperm(300)[: config.draft_vocab_size].sort().values)
-        for parameter in made.parameters():
-            parameter.data.normal_(std=0.3)
-    weights = {
-        "embed_tokens.weight": target.model.get_input_embeddings().weight,
-        "lm_head.weight": target.model.get_output_embeddings().weight,
-    }
-    if not isinstance(made, MedusaHead) or made.config.shared_output:
-        init_from_target(made, weights, init="random")
-    return made.eval().requires_grad_(False)
-
-
-def convert(source: Path, output: Path, target: str | None, report: Reporter = QUIET, **settings: Any) -> Any:
-    fields = {"source": str(source), "output": str(output), "target": target, "device": "cpu"}
-    return stage.run(ConvertConfig(**(fields | settings)), report)
-
-
-def refusal(source: Path, output: Path, target: str | None, **settings: Any) -> str:
-    with pytest.raises(EagleError) as error:
-        convert(source, output, target, **settings)
-    assert "\n" not in str(error.value)
-    assert not output.exists()
-    return str(error.value)
-
-
-def load(output: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load_head(open_artifact(str(output), "head"), dtype=dtype, device="cpu")
-
-
-def drafted(head: DraftHead) -> Tensor:
-    """The logits of a head behind some states and tokens."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        states = torch.randn(5, 96 if head.config.state == "aux" else 32)
-        tokens = torch.randint(0, 300, (5,))
-    if isinstance(head, MedusaHead):
-        return head.logits(head(states))
-    rows, logits = Rows(head), []
-    for rows.position, (token, state) in enumerate(zip(tokens, states, strict=True)):
-        hidden = head(token, head.fuse(state), torch.tensor(rows.position), rows.attend)
-        logits.append(head.logits(hidden))
-    rows.position += 1
-    hidden = head(tokens[0], head.feedback(hidden), torch.tensor(rows.position), rows.attend)
-    return torch.stack([*logits, head.logits(hidden)])
-
-
-def assert_same(converted: DraftHead, head: DraftHead) -> None:
-    assert converted.state_dict().keys() == head.state_dict().keys()
-    for name, tensor in head.state_dict().items():
-        assert torch.equal(converted.state_dict()[name], tensor), name
-    assert torch.equal(drafted(converted), drafted(head))
+from tests.convert.heads import (
+    SWITCHED,
+    assert_same,
+    convert,
+    load,
+    random_head,
+    refusal,
+)
 
 
 def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -145,6 +61,8 @@ def with_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 Writer = Callable[[Path, Eagle3Head], Path]
+
+
 LAYOUTS: dict[str, Writer] = {
     "EAGLE, pickled": write_eagle_head,
     "SpecForge": lambda folder, head: write_eagle_head(
@@ -253,81 +171,6 @@ def test_a_head_in_half_precision_stays_in_it_unless_told(
         assert torch.equal(tensors["fc.weight"].float(), head.fc.weight.half().float())
 
 
-def without(*names: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    return lambda tensors: {name: each for name, each in tensors.items() if name not in names}
-
-
-def adding(**more: Tensor) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    return lambda tensors: tensors | {name.replace("__", "."): tensor for name, tensor in more.items()}
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (
-            without("midlayer.hidden_norm.weight", "norm.weight"),
-            "missing midlayer.hidden_norm.weight; missing norm",
-        ),
-        (without("lm_head.weight"), "missing lm_head.weight"),
-        (without("fc.weight"), "no fc.weight"),
-        (without("d2t"), "has no d2t"),
-        (adding(fc__bias=torch.zeros(32)), "unknown fc.bias"),
-        (adding(layers__1__mlp__up_proj__weight=torch.zeros(1)), "unknown layers.1.mlp.up_proj.weight"),
-        (
-            adding(layers__0__hidden_norm__weight=torch.zeros(32)),
-            "two tensors for midlayer.hidden_norm.weight",
-        ),
-        (adding(norm__weight=torch.zeros(31)), r"norm.weight has shape (31,), not (32,)"),
-        (adding(lm_head__weight=torch.full((40, 32), float("nan"))), "lm_head.weight holds NaN"),
-        (
-            adding(d2t=torch.zeros(40, dtype=torch.int64)),
-            "fits neither as offsets nor as ids the t2d beside it",
-        ),
-        (adding(t2d=torch.ones(200, dtype=torch.bool)), "t2d has shape (200,)"),
-        (adding(midlayer__self_attn__rotary_emb__inv_freq=torch.ones(8)), "are not the RoPE frequencies"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_by_name(
-    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    complaint: str,
-    path: str,
-    head: Eagle3Head,
-    tmp_path: Path,
-) -> None:
-    source = write_eagle_head(tmp_path / "theirs", head, change=change)
-    assert complaint in refusal(source, tmp_path / "ours", path)
-
-
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        ({"fc_norm": True}, "missing fc_norm.0.weight"),
-        ({"norm_before_fc": True}, "missing input_norm.weight"),
-        ({"num_hidden_layers": 2}, "missing layers.1."),
-        ({"num_hidden_layers": 0}, "num_hidden_layers 0"),
-        ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE of type dynamic"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}, "takes features at layers [1, 2, 8]"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"layer_types": ["chunked_attention"], "sliding_window": 64}, "layer_types chunked_attention"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "takes features at layers [1, 2]"),
-        ({"vocab_size": 301}, "has vocab_size 301, and --target"),
-        ({"hidden_size": 64}, "has target_hidden_size 64, and --target"),
-        ({"draft_vocab_size": 41}, "lm_head.weight has shape (40, 32), not (41, 32)"),
-        ({"model_type": "mamba"}, "model_type mamba"),
-        ({"hidden_size": None}, "cannot be read"),
-    ],
-)
-def test_heads_that_compute_something_else_are_refused_by_name(
-    config: dict[str, Any], complaint: str, path: str, head: Eagle3Head, tmp_path: Path
-) -> None:
-    source = write_eagle_head(tmp_path / "theirs", head, **config)
-    assert complaint in refusal(source, tmp_path / "ours", path)
-
-
-SWITCHED = {"num_hidden_layers": 3, "fc_norm": True, "norm_output": True, "torch_dtype": "float32"}
-
-
 @pytest.mark.parametrize(
     ("changes", "write"),
     [
@@ -360,97 +203,6 @@ def test_variants_of_eagle3_go_along(
     converted = load(tmp_path / "ours")
     assert converted.config == config
     assert_same(converted, made)
-
-
-@pytest.mark.parametrize("changes", [{}, {"bias": True}, {"num_hidden_layers": 2}])
-def test_eagle1_heads_go_through_the_targets_own_output(
-    changes: dict[str, Any], target: Target, path: str, tmp_path: Path
-) -> None:
-    config = Eagle1Config.from_target(target.config, 300).model_copy(
-        update={"torch_dtype": "float32"} | changes
-    )
-    made = random_head(config, target)
-    convert(write_eagle1_head(tmp_path / "theirs", made), tmp_path / "ours", path)
-    converted = load(tmp_path / "ours")
-    assert isinstance(converted, Eagle1Head)
-    assert converted.config == config
-    assert_same(converted, made)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (adding(norm2__weight=torch.ones(32)), "is no EAGLE-1 head that this version runs: unknown norm2"),
-        (
-            adding(layers__0__input_layernorm__weight=torch.ones(32)),
-            "unknown layers.0.input_layernorm.weight",
-        ),
-        (without("layers.0.mlp.up_proj.weight"), "missing layers.0.mlp.up_proj.weight"),
-        (adding(lm_head__weight=torch.ones(300, 32)), "lm_head.weight is not the lm_head of"),
-    ],
-)
-def test_tensors_that_do_not_fit_an_eagle1_head_are_refused_by_name(
-    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    complaint: str,
-    target: Target,
-    path: str,
-    tmp_path: Path,
-) -> None:
-    made = random_head(Eagle1Config.from_target(target.config, 300), target)
-    assert complaint in refusal(
-        write_eagle1_head(tmp_path / "theirs", made, change=change), tmp_path / "x", path
-    )
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_medusa_heads_are_read_by_number(shared: bool, target: Target, path: str, tmp_path: Path) -> None:
-    config = MedusaConfig.from_target(target.config, 300).model_copy(
-        update={"heads": 4, "layers": 2, "torch_dtype": "float32", "shared_output": shared}
-    )
-    made = random_head(config, target)
-    result = convert(write_medusa_heads(tmp_path / "theirs", made, path), tmp_path / "ours", None)
-    assert "Medusa head of" in result.summary()
-    converted = load(tmp_path / "ours")
-    assert converted.config == config
-    assert_same(converted, made)
-
-
-def test_medusa_heads_of_a_reduced_vocabulary_are_put_in_order(
-    target: Target, path: str, tmp_path: Path
-) -> None:
-    """As vLLM's converted heads have it: its names, and a map of tokens in an order of their own."""
-    made = random_head(
-        MedusaConfig.from_target(target.config, 40).model_copy(update={"torch_dtype": "float32"}), target
-    )
-    order = torch.randperm(40)
-
-    def as_vllm(_: dict[str, Tensor]) -> dict[str, Tensor]:
-        blocks = {name: tensor for name, tensor in made.state_dict().items() if name.startswith("blocks.")}
-        return blocks | {"token_map": made.draft_ids[order], "lm_head.weight": made.lm_head.weight[order]}
-
-    convert(write_medusa_heads(tmp_path / "theirs", made, path, change=as_vllm), tmp_path / "ours", path)
-    assert_same(load(tmp_path / "ours"), made)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (adding(extra=torch.ones(1)), "is no Medusa head that this version runs: unknown extra"),
-        (without("1.0.linear.weight"), "missing blocks.1.layers.0.weight"),
-        (without("0.0.linear.weight"), "it has no blocks.0.layers.0.weight"),
-        (adding(token_map=torch.tensor([3, 3])), "token_map is not one of distinct tokens"),
-    ],
-)
-def test_medusa_heads_that_do_not_fit_are_refused_by_name(
-    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    complaint: str,
-    target: Target,
-    path: str,
-    tmp_path: Path,
-) -> None:
-    made = random_head(MedusaConfig.from_target(target.config, 300), target)
-    source = write_medusa_heads(tmp_path / "theirs", made, path, change=change)
-    assert complaint in refusal(source, tmp_path / "x", None)
 
 
 @pytest.mark.parametrize("changes", [{}, SWITCHED, {"sliding_window": 3}, {"feature_layers": (1, 3, 6)}])
@@ -499,29 +251,6 @@ def test_what_speculators_format_cannot_hold_is_refused(target: Target, path: st
     assert "use it as it is, or say --to speculators" in refusal(tmp_path / "head", tmp_path / "x", path)
 
 
-def test_drafters_of_other_kinds_are_refused(path: str, head: Eagle3Head, tmp_path: Path) -> None:
-    convert(write_eagle_head(tmp_path / "theirs", head), tmp_path / "ours", path)
-    assert "is an eagle artifact already" in refusal(tmp_path / "ours", tmp_path / "x", path)
-    other = write_speculators_head(tmp_path / "dflash", head, path, speculators_model_type="dflash")
-    assert "a drafter of type dflash" in refusal(other, tmp_path / "x", None)
-    source = write_eagle_head(tmp_path / "bare", head)
-    (source / "config.json").write_text('{"model_type": "llama"}')
-    assert "has no hidden_size, intermediate_size" in refusal(source, tmp_path / "x", path)
-    (source / "config.json").write_text("[]")
-    assert "is not a JSON object" in refusal(source, tmp_path / "x", path)
-
-
-def test_damaged_and_unsafe_files_are_refused(path: str, head: Eagle3Head, tmp_path: Path) -> None:
-    source = write_eagle_head(tmp_path / "theirs", head)
-    whole = (source / "pytorch_model.bin").read_bytes()
-    (source / "pytorch_model.bin").write_bytes(whole[:-50])
-    assert "cannot be read" in refusal(source, tmp_path / "x", path)
-    (source / "pytorch_model.bin").write_bytes(saved(head))
-    assert "holds more than tensors (stages.heads.eagle3.Eagle3Head)" in refusal(source, tmp_path / "x", path)
-    (source / "pytorch_model.bin").write_bytes(saved({"state": {"fc.weight": torch.zeros(1)}}))
-    assert "something else than tensors by name" in refusal(source, tmp_path / "x", path)
-
-
 def test_the_rope_of_a_head_is_the_one_its_config_says(target: Target, path: str, tmp_path: Path) -> None:
     scaled = Eagle3Config.from_target(target.config, 40).model_copy(
         update={"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "torch_dtype": "float32"}
@@ -544,17 +273,6 @@ def test_the_rope_of_a_head_is_the_one_its_config_says(target: Target, path: str
     (plain / "config.json").write_text(json.dumps(config))
     convert(plain, tmp_path / "default", path)
     assert load(tmp_path / "default").config.rope_theta == 10000.0
-
-
-def test_embeddings_of_another_target_are_noticed(
-    path: str, head: Eagle3Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_speculators_head(tmp_path / "theirs", head, path)
-    convert(source, tmp_path / "right", path, Reporter())
-    assert "warning" not in capsys.readouterr().err
-    other = make_tiny_target(tmp_path / "other", vocab=300, hidden=32, seed=1)
-    convert(source, tmp_path / "wrong", str(other), Reporter())
-    assert "token embeddings differ from those of" in capsys.readouterr().err
 
 
 @given(st.sets(st.integers(0, 60), min_size=1, max_size=40), st.booleans())

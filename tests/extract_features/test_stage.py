@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,88 +11,32 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from stages.artifacts import ArtifactWriter, Manifest, artifact_state, open_artifact
-from stages.artifacts.conversations import Conversation, shard_name, write_conversations
+from stages.artifacts import open_artifact
 from stages.artifacts.folder import LocalFolder
-from stages.errors import EagleError
 from stages.extract_features import stage
 from stages.extract_features.config import ExtractFeaturesConfig
 from stages.extract_features.estimate import FeaturesEstimate
 from stages.features import engine
 from stages.features.config import FeatureSettings
 from stages.features.extraction import plan_extraction
-from stages.features.layout import FeatureRow, read_feature_shards, read_target_weights
+from stages.features.layout import read_target_weights
 from stages.progress import Reporter
 from stages.targets import load_target
+from tests.extract_features.extracting import (
+    CONTEXT,
+    MASKS,
+    QUIET,
+    VOCAB,
+    check_states,
+    conversation,
+    conversations,
+    extract,
+    manifest_of,
+    refusal,
+    rows_of,
+    run,
+)
 from tests.tiny import make_tiny_target
-
-QUIET = Reporter(quiet=True)
-VOCAB, CONTEXT = 300, 64
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("target"), vocab=VOCAB, hidden=32, max_length=CONTEXT)
-
-
-def conversation(number: int, mask: str) -> Conversation:
-    rng = random.Random(number)
-    return Conversation(
-        id=str(number),
-        source="test",
-        license="",
-        category="",
-        messages=[],
-        input_ids=[rng.randrange(VOCAB) for _ in mask],
-        loss_mask=[int(c) for c in mask],
-        finish_reason="stop",
-    )
-
-
-def conversations(uri: Path | str, target: Path, masks: list[str], dtype: str = "float32") -> str:
-    fingerprint = load_target(str(target), device="cpu", dtype=dtype).fingerprint
-    rows = [conversation(number, mask) for number, mask in enumerate(masks)]
-    with ArtifactWriter.open(str(uri), "conversations", {}, target=fingerprint) as writer:
-        for shard, start in enumerate(range(0, len(rows), 7)):
-            part = rows[start : start + 7]
-            writer.add_shard(shard_name(shard), write_conversations(part), rows=len(part))
-        writer.finish({"rows": len(rows)})
-    return str(uri)
-
-
-def extract(target: Path, source: str, output: Path | str, **settings: object) -> stage.ExtractFeaturesResult:
-    result = run(target, source, output, **settings)
-    assert isinstance(result, stage.ExtractFeaturesResult)
-    return result
-
-
-def run(
-    target: Path, source: str, output: Path | str, **settings: object
-) -> stage.ExtractFeaturesResult | FeaturesEstimate:
-    fields = {"target": str(target), "conversations": source, "output": str(output), "dtype": "float32"}
-    return stage.run(ExtractFeaturesConfig(**(fields | settings)), QUIET)  # type: ignore[arg-type]
-
-
-def manifest_of(output: Path | str) -> Manifest:
-    return open_artifact(str(output), "features").manifest
-
-
-def rows_of(output: Path | str) -> dict[int, FeatureRow]:
-    shards = list(read_feature_shards(open_artifact(str(output), "features")))
-    return {row.row_id: row for shard in shards for row in shard.rows()}
-
-
-MASKS = [
-    "0001111100",  # answer and trailing glue
-    "00110001110000",  # two turns
-    "0010",  # an answer of one token: nothing to learn
-    *("0" * (3 + n % 5) + "1" * (2 + n % 11) for n in range(20)),
-]
-
-
-@pytest.fixture(scope="module")
-def source(target: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return conversations(tmp_path_factory.mktemp("source") / "conversations", target, MASKS)
 
 
 def test_rows_hold_the_states_of_their_conversation_up_to_the_last_label(
@@ -127,15 +65,6 @@ def test_rows_hold_the_states_of_their_conversation_up_to_the_last_label(
     assert manifest.config["feature_layers"] == [2, 4, 5]
     assert sum(shard.rows for shard in manifest.shards) == result.rows == len(rows)
     assert result.shards == len(manifest.shards) > 2
-
-
-def check_states(row: FeatureRow, model: torch.nn.Module, ids: list[int], layers: tuple[int, ...]) -> None:
-    with torch.no_grad():
-        shown = model(torch.tensor([ids]), output_hidden_states=True)
-    aux = torch.cat([shown.hidden_states[layer][0] for layer in layers], dim=-1)
-    torch.testing.assert_close(row.aux, aux[: len(row.aux)], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(row.last, shown.hidden_states[-1][0, row.supervised], rtol=1e-5, atol=1e-5)
-    assert row.target_argmax.tolist() == shown.logits[0, row.supervised].argmax(-1).tolist()
 
 
 def test_layers_of_ones_choice_are_taken_and_named(target: Path, source: str, tmp_path: Path) -> None:
@@ -334,217 +263,3 @@ def test_a_shard_made_by_number_is_the_shard_that_was_written(
             shard = extractor.shard(number)
             assert shard.to_bytes() == artifact.read(artifact.manifest.shards[number].path)
             assert extraction.row_ids(number) == shard.row_ids.tolist()
-
-
-KILLED_RUN = """
-import json, os, signal, sys
-from stages.extract_features import stage
-from stages.extract_features.config import ExtractFeaturesConfig
-from stages.progress import Reporter, Task
-
-advance = Task.advance
-def killing(self, count=1):
-    advance(self, count)
-    if self.done > self.total / 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Task.advance = killing
-stage.run(ExtractFeaturesConfig(**json.loads(sys.argv[1])), Reporter(quiet=True))
-"""
-
-
-def test_a_killed_run_continues_to_what_an_uninterrupted_one_makes(
-    target: Path, source: str, tmp_path: Path
-) -> None:
-    settings = {"forward_tokens": 40, "shard_bytes": 6_000, "dtype": "float32", "device": "cpu"}
-    names = {"target": str(target), "conversations": source, "output": str(tmp_path / "killed")}
-    command = [sys.executable, "-c", KILLED_RUN, json.dumps(settings | names)]
-    # With as many threads as the runs below: another number may add up in another order.
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killed = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert artifact_state(str(tmp_path / "killed")) == "partial"
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("features-*")}
-    assert before
-
-    extract(target, source, tmp_path / "killed", **settings)
-    extract(target, source, tmp_path / "whole", **settings)
-    resumed, whole = (manifest_of(tmp_path / name) for name in ("killed", "whole"))
-    assert resumed.shards == whole.shards
-    assert resumed.digest == whole.digest
-    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("features-*")}
-    committed = sorted(before.items())[:-1]  # the last one may have been written and not yet recorded
-    assert set(committed) < set(after.items())
-
-
-def test_a_complete_artifact_is_left_alone(target: Path, source: str, tmp_path: Path) -> None:
-    first = extract(target, source, tmp_path / "f")
-    changed = (tmp_path / "f" / "manifest.json").stat().st_mtime_ns
-    again = extract(target, source, tmp_path / "f")
-    assert (tmp_path / "f" / "manifest.json").stat().st_mtime_ns == changed
-    assert again.model_copy(update={"seconds": first.seconds}) == first
-    assert "already complete" in again.summary()
-
-
-def test_parts_of_a_job_array_become_the_whole_without_the_target(
-    target: Path, source: str, tmp_path: Path
-) -> None:
-    settings = {"forward_tokens": 40, "shard_bytes": 6_000}
-    parts = [
-        extract(target, source, tmp_path / "f", shard_index=index, num_shards=3, **settings)
-        for index in (2, 0, 1)
-    ]
-    assert [(tmp_path / "f" / f"part-0000{n}-of-00003" / "target").exists() for n in range(3)] == [1, 0, 0]
-    joined = extract(Path("not-there"), source, tmp_path / "f", num_shards=3, **settings)
-    whole = extract(target, source, tmp_path / "whole", **settings)
-    assert joined.model_dump(exclude={"output", "shards", "bytes", "seconds"}) == whole.model_dump(
-        exclude={"output", "shards", "bytes", "seconds"}
-    )
-    assert joined.shards == sum(part.shards for part in parts)
-    assert manifest_of(tmp_path / "f").config == manifest_of(tmp_path / "whole").config
-    made, expected = rows_of(tmp_path / "f"), rows_of(tmp_path / "whole")
-    assert made.keys() == expected.keys()
-    for number, row in made.items():
-        assert row.input_ids.tolist() == expected[number].input_ids.tolist()
-        torch.testing.assert_close(row.aux, expected[number].aux, rtol=1e-5, atol=1e-5)
-    weights = read_target_weights(open_artifact(str(tmp_path / "f"), "features"))
-    assert weights["norm.weight"].shape == (32,)
-    again = extract(Path("not-there"), source, tmp_path / "f", num_shards=3, **settings)
-    assert again.rows == joined.rows
-
-
-def test_tokens_are_shared_out_over_a_job_array(target: Path, source: str, tmp_path: Path) -> None:
-    settings = {"max_tokens": 60, "num_shards": 2}
-    taken = [extract(target, source, tmp_path / "f", shard_index=n, **settings).tokens for n in range(2)]
-    assert max(taken) <= 30 < 2 * min(taken)
-    joined = extract(target, source, tmp_path / "f", **settings)
-    assert joined.tokens + joined.left_out_rows > sum(taken) == joined.tokens
-
-
-def test_parts_that_are_missing_or_were_made_otherwise_are_named(
-    target: Path, source: str, tmp_path: Path
-) -> None:
-    assert "none of the 2 parts" in refusal(target, source, tmp_path / "f", num_shards=2)
-    extract(target, source, tmp_path / "f", shard_index=1, num_shards=2)
-    assert "--shard-index 0" in refusal(target, source, tmp_path / "f", num_shards=2)
-    extract(target, source, tmp_path / "f", shard_index=0, num_shards=2)
-    message = refusal(target, source, tmp_path / "f", num_shards=2, max_length=20)
-    assert f"were made with --max-length {CONTEXT}, not 20" in message
-    message = refusal(target, source, tmp_path / "f", num_shards=2, layers="1,2,3")
-    assert "were made with --layers 2,4,5, not 1,2,3" in message
-    other = conversations(tmp_path / "c", target, MASKS[:5])
-    assert "other" in refusal(target, other, tmp_path / "f", num_shards=2)
-    assert extract(target, source, tmp_path / "f", num_shards=2).rows == len(MASKS) - 1
-
-
-def refusal(target: Path, source: str, output: Path | str, **settings: object) -> str:
-    with pytest.raises(EagleError) as error:
-        extract(target, source, output, **settings)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_another_target_is_refused(source: str, tmp_path: Path) -> None:
-    other = make_tiny_target(tmp_path / "t", seed=1, vocab=VOCAB, hidden=32, max_length=CONTEXT)
-    message = refusal(other, source, tmp_path / "f")
-    assert "differs in weights" in message
-    assert not (tmp_path / "f").exists()
-
-
-def test_another_chat_template_is_refused(source: str, tmp_path: Path) -> None:
-    other = make_tiny_target(
-        tmp_path / "t", vocab=VOCAB, hidden=32, max_length=CONTEXT, chat_template="{{ messages }}"
-    )
-    assert "differs in chat_template" in refusal(other, source, tmp_path / "f")
-
-
-def test_conversations_with_nothing_to_learn_are_an_error(target: Path, tmp_path: Path) -> None:
-    source = conversations(tmp_path / "c", target, ["0010", "001"])
-    message = refusal(target, source, tmp_path / "f")
-    assert message.startswith("none of the 2 conversations")
-    assert not (tmp_path / "f").exists()
-
-
-def test_an_artifact_without_conversations_is_an_error(target: Path, tmp_path: Path) -> None:
-    source = conversations(tmp_path / "c", target, [])
-    assert "has no conversations: make them again with eagle gen-data" in refusal(
-        target, source, tmp_path / "f"
-    )
-
-
-@pytest.mark.parametrize("wrong", [VOCAB, -1])
-def test_a_token_that_the_target_has_not_is_named(target: Path, tmp_path: Path, wrong: int) -> None:
-    fingerprint = load_target(str(target), device="cpu", dtype="float32").fingerprint
-    rows = [conversation(number, "0011") for number in range(3)]
-    rows[1].input_ids[2] = wrong
-    with ArtifactWriter.open(str(tmp_path / "c"), "conversations", {}, target=fingerprint) as writer:
-        writer.add_shard(shard_name(0), write_conversations(rows), rows=3)
-        writer.finish({"rows": 3})
-    message = refusal(target, str(tmp_path / "c"), tmp_path / "f")
-    assert f"conversation 1 in {tmp_path / 'c'} has the token id {wrong}, and {target} has {VOCAB}" in message
-
-
-def test_a_length_beyond_the_context_is_refused(target: Path, source: str, tmp_path: Path) -> None:
-    message = refusal(target, source, tmp_path / "f", max_length=CONTEXT + 1)
-    assert f"--max-length {CONTEXT + 1} is more than the target's context of {CONTEXT}" in message
-
-
-@pytest.mark.parametrize("layers", ["0,3,5", "2,3,8"])
-def test_layers_that_the_target_has_not_are_refused(
-    target: Path, source: str, tmp_path: Path, layers: str
-) -> None:
-    message = refusal(target, source, tmp_path / "f", layers=layers)
-    wrong = "0" if layers.startswith("0") else "8"
-    assert f"--layers {layers}: {wrong} is not between 1 and 7" in message
-    assert "the state entering layer l of the target's 8" in message
-
-
-@pytest.mark.parametrize(
-    ("layers", "reason"),
-    [
-        ("2,15", "give three layer numbers with commas between"),
-        ("2 15 27", "give three layer numbers"),
-        ("a,b,c", "give three layer numbers"),
-        ("2,2,5", "distinct and ascending"),
-        ("5,4,2", "distinct and ascending"),
-    ],
-)
-def test_layers_are_three_distinct_ascending_numbers(layers: str, reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        FeatureSettings(layers=layers)
-
-
-def test_features_as_input_are_refused(target: Path, source: str, tmp_path: Path) -> None:
-    extract(target, source, tmp_path / "f")
-    message = refusal(target, str(tmp_path / "f"), tmp_path / "g")
-    assert "is a features artifact where conversations is needed" in message
-
-
-def test_conversations_that_have_changed_are_refused_unless_nobody_looks(
-    target: Path, tmp_path: Path
-) -> None:
-    source = conversations(tmp_path / "c", target, MASKS[:3])
-    (shard,) = (tmp_path / "c").glob("*.parquet")
-    shard.write_bytes(shard.read_bytes().replace(b"parquet-cpp-arrow", b"parquet-cpp-arroW"))
-    assert "does not match its digest" in refusal(target, source, tmp_path / "f")
-    assert extract(target, source, tmp_path / "f", verify="off").rows == 2
-
-
-def test_a_disk_with_too_little_room_is_refused_before_anything_runs(
-    target: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stage, "free_bytes", lambda uri: 1000)
-    message = refusal(target, source, tmp_path / "f")
-    assert "free: make room" in message
-    assert not (tmp_path / "f").exists()
-
-
-def test_flags_that_do_not_go_together_are_refused() -> None:
-    fields = {"target": "t", "conversations": "c", "output": "o"}
-    for wrong, reason in (
-        ({"device_map": "auto", "device": "cpu"}, "leave out --device cpu"),
-        ({"device_map": "auto", "engine": "vllm"}, "vllm has --tensor-parallel-size"),
-        ({"tensor_parallel_size": 2}, "transformers has --device-map"),
-    ):
-        with pytest.raises(ValidationError, match=reason):
-            ExtractFeaturesConfig(**fields, **wrong)  # type: ignore[arg-type]
