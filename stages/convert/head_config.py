@@ -2,8 +2,7 @@
 
 EAGLE's own repositories and SpecForge have the config of a Llama, with `draft_vocab_size` for EAGLE-3.
 speculators has the Llama's config without its defaults in `transformer_layer_config`. Medusa's says little,
-and
-not always truly: its sizes are those of the tensors.
+and not always truly: its sizes are those of the tensors.
 """
 
 from __future__ import annotations

@@ -81,16 +81,12 @@ class Costs:
                 raise EagleError(f"the table of {name} costs must give seconds by rows, not {dict(table)}")
         self._verify, self._draft = _Table(verify, padded), _Table(draft, padded)
 
-    @classmethod
-    def guessed(cls) -> Costs:
-        """For where nothing was measured: a memory-bound machine and a light head; observation does the
-        rest."""
-        return cls({1: 0.030, 8: 0.040, 16: 0.055, 64: 0.150}, {1: 0.003, 8: 0.004, 64: 0.012})
-
     def verify_s(self, rows: int) -> float:
+        """Seconds of a verification of so many rows."""
         return self._verify.at(rows)
 
     def draft_s(self, rows: int) -> float:
+        """Seconds of a drafter's pass over so many rows."""
         return self._draft.at(rows)
 
     def observe(self, rows: int, verify_s: float, passes: Sequence[int], draft_s: float) -> None:
@@ -137,11 +133,10 @@ class _Table:
 
 @dataclass
 class Decisions:
-    """What was decided, for the report.
+    """What was decided.
 
     cycles, drafting: sequence cycles in all, and those that drafted.
     trials: times that drafting was tried again; given_up: times that it was stopped.
-    nodes, depths: how often a tree had so many drafted nodes, and so many levels.
     proposed, accepted: trees that had a level d, and those whose level d was accepted; by d.
     """
 
@@ -149,33 +144,18 @@ class Decisions:
     drafting: int = 0
     trials: int = 0
     given_up: int = 0
-    nodes: Counter[int] = field(default_factory=Counter)
-    depths: Counter[int] = field(default_factory=Counter)
     proposed: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
     def count(self, tree: DraftTree, accepted: int) -> None:
-        depth = max(tree.depths)
-        self.nodes[tree.drafted] += 1
-        self.depths[depth] += 1
-        for level in range(1, depth + 1):
+        """A tree that was verified, and how many of its levels were accepted."""
+        for level in range(1, max(tree.depths) + 1):
             self.proposed[level] += 1
             self.accepted[level] += level <= accepted
 
     def acceptance(self) -> list[float]:
         """The share of trees with a level that had it accepted, level by level."""
         return [self.accepted[d] / self.proposed[d] for d in sorted(self.proposed)]
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "cycles": self.cycles,
-            "drafting": self.drafting,
-            "trials": self.trials,
-            "given_up": self.given_up,
-            "nodes": {str(n): self.nodes[n] for n in sorted(self.nodes)},
-            "depths": {str(d): self.depths[d] for d in sorted(self.depths)},
-            "acceptance": [round(share, 4) for share in self.acceptance()],
-        }
 
 
 class Planner(Protocol):

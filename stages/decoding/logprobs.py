@@ -22,7 +22,8 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:
-    """Of tokens drawn from the rows of logits [R, V]; row r tells its ``tops[r]`` most probable ids."""
+    """Of R tokens drawn from the rows of logits [R, V]; row r, one at least, tells its ``tops[r]`` most
+    probable ids."""
     scores = logits.float().log_softmax(-1)
     most = max(tops)
     best = scores.topk(min(most + _SPARE, scores.shape[-1]) if most else 0, dim=-1)

@@ -67,6 +67,7 @@ class WarmSlots:
         self._held.pop(slot, None)
 
     def clear(self) -> None:
+        """What any slot holds is of no use."""
         self._held.clear()
 
     def take(

@@ -119,6 +119,7 @@ class SamplingTensors:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
+        """Of B requests."""
         return cls(
             torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
             torch.tensor([signed(p.seed) for p in params], dtype=torch.int64, device=device),

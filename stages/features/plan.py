@@ -110,9 +110,6 @@ class Plan:
             "left_out_rows": self.left_out,
         }
 
-    def tokens_of(self, batches: range) -> int:
-        return sum(self.rows[index].length for batch in batches for index in self.batches[batch])
-
     def padded_tokens_of(self, batch: int) -> int:
         """Tokens of its forward pass, padding included."""
         indices = self.batches[batch]

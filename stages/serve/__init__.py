@@ -1,0 +1,1 @@
+"""Stage 4: target and draft head behind an OpenAI-compatible API."""

@@ -50,13 +50,13 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
         default=None,
         ge=1,
         le=1024,
-        description="Requests that are answered together; others wait. 8 by default; another --backend has "
+        description="Answers that are decoded together; others wait. 8 by default; another --backend has "
         "its own.",
     )
     max_queue: int | None = Field(
         default=None,
         ge=1,
-        description="Requests that may wait for their turn; more are answered 429. 64 by default; another "
+        description="Answers that may wait for their turn; more are refused with 429. 64 by default; another "
         "--backend has its own.",
     )
     max_model_len: int | None = Field(

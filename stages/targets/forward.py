@@ -97,11 +97,6 @@ class SlotForward:
         """Whether ``rows`` can be called."""
         return self._cpu is not None
 
-    def close(self) -> None:
-        """Remove the hooks from the target."""
-        if self._taps is not None:
-            self._taps.close()
-
 
 def _no_mask(tokens: Tensor) -> Tensor:
     """Makes transformers skip building a mask, as it has four dimensions; attention reads the step's."""

@@ -90,8 +90,8 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
     target: str | None = Field(
         default=None,
         description="The model that answered: Hugging Face id, local folder, .gguf file or builtin:smollm2. "
-        "With --features only --init layer and the parity check at the end use it, by default where the "
-        "features say that it is.",
+        "With --features only --init (auto, layer) and the parity check at the end use it, by default where "
+        "the features say that it is.",
     )
     target_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto",

@@ -35,6 +35,7 @@ class HeadOptimizer:
         self._parts = parts
 
     def zero_grad(self) -> None:
+        """Forgets the gradients."""
         for part, _ in self._parts:
             part.zero_grad(set_to_none=True)
 

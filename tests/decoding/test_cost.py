@@ -148,7 +148,7 @@ def test_a_plan_fits_what_is_left_of_the_output_and_drafting_is_given_up_alone()
         alone.observe([3], [hopeless], [0], 0.0015, 0.0125)
     assert alone.plan([3], [9])[0].kind == "none"
     assert alone.decisions.given_up == 1
-    assert alone.decisions.to_json()["acceptance"] == [0.0]
+    assert alone.decisions.acceptance() == [0.0]
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_draft_would_pay() -> None:

@@ -75,6 +75,7 @@ class Cycle:
 
     @property
     def cache(self) -> SlotCache:
+        """The target's, with the spare slot."""
         return self._forward.cache
 
     @property

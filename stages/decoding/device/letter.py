@@ -21,6 +21,7 @@ class Moment:
             self._event.record()
 
     def wait(self) -> None:
+        """Until it has come."""
         if self._event is not None:
             self._event.synchronize()
 
