@@ -175,9 +175,7 @@ class EngineThread:
 
     def _run(self) -> None:
         while self._admit():
-            for name, job in list(self._running.items()):
-                if job.cancelled:
-                    self._end(name, Ended("cancelled"))
+            self._end_cancelled()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._end_all(Ended("stopped"))
             try:
@@ -216,6 +214,10 @@ class EngineThread:
         job.deliver(NewTokens(emission.tokens, taken, emission.accepted, emission.logprobs))
         if emission.finish_reason is not None:
             self._end(emission.id, Ended("complete"))
+
+    def _end_cancelled(self) -> None:
+        for name in [name for name, job in self._running.items() if job.cancelled]:
+            self._end(name, Ended("cancelled"))
 
     def _end_all(self, event: Ended) -> None:
         for name in list(self._running):

@@ -243,8 +243,7 @@ def check_nothing_is_left(server: RunningServer, crowd: Crowd) -> None:
         gc.collect()
         return [each for each in gc.get_objects() if type(each) in (Completion, Choice, Job)]
 
-    # The engine's thread keeps its last job in a variable while it waits for the next.
-    assert soon(lambda: len(left()) <= 1), left()
+    assert soon(lambda: not left()), left()
 
     metrics, records = server.metrics(), [json.loads(line) for line in server.log]
     ended = [record for record in records if "answers" in record]
