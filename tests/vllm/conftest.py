@@ -101,6 +101,7 @@ class Teacher:
             device="cpu",
             epochs=16,
             batch_tokens=128,
+            optimizer="adamw",  # for so few tokens a step Muon takes longer than all the rest
             holdout=0.1,  # so that the head has its record of them, which engines must not take for weights
             parity_rows=0,
             eval_every=10_000,  # at the end only: it is to know its lessons, not what is held out

@@ -15,7 +15,7 @@ import pytest
 
 from stages.decoding import EagleModel
 from stages.targets import Target
-from tests.vllm.conftest import CONTEXT, TARGET
+from tests.vllm.conftest import CONTEXT, TARGET, Teacher
 from tests.vllm.installed import needs_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,8 +26,9 @@ SECONDS_TO_START = 300
 
 @needs_vllm
 def test_the_process_becomes_a_vllm_that_speculates_with_the_head(
-    target: Target, head: str, tmp_path: Path
+    target: Target, teacher: Teacher, tmp_path: Path
 ) -> None:
+    head = teacher.head("eagle3")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
