@@ -127,18 +127,18 @@ def init_from_target(head: DraftHead, weights: Mapping[str, Tensor], *, init: He
 
 
 def _start_from_layer(head: DraftHead, weights: Mapping[str, Tensor]) -> None:
-    """Starts each decoder layer from the target's, and passes it the feature as it is.
+    """Starts each decoder layer from the target's, and passes it the highest feature as it is.
 
-    The part of the first projections that sees embeddings, and EAGLE-1's part of ``fc`` that does, stay
-    random.
+    The part of the first projections that sees embeddings stays random. EAGLE-1 cannot start so: its states
+    lie behind the target's final norm, and what a layer adds is of the scale before it.
     """
-    if isinstance(head, MedusaHead):
-        raise EagleError("Medusa heads have no decoder layer to start from the target's: use init random")
+    if not isinstance(head, Eagle3Head):
+        raise EagleError(f"a head of kind {head.kind} cannot start from the target's layer: use init random")
     h = head.config.hidden_size
     for layer in head.layers_in_order:
         _copy_layer(layer, weights, h)
     with torch.no_grad():
-        head.fc.weight[:, :-h].mul_(0.0 if isinstance(head, Eagle3Head) else 1.0)
+        head.fc.weight[:, :-h].zero_()
         head.fc.weight[:, -h:] = torch.eye(h)
 
 

@@ -185,8 +185,8 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
     init: Literal["auto", "random", "target", "layer"] = Field(
         default="auto",
         description="What the head starts from: random numbers, the target's final norm and output rows, or "
-        "those and the target's last layer. auto is layer where the target is given, built in or a local "
-        "path and its layers are of a kind that fits, else random.",
+        "those and the target's last layer (EAGLE-3). auto is layer for EAGLE-3 where the target is given, "
+        "built in or a local path and its layers are of a kind that fits, else random.",
     )
     init_from: str | None = Field(
         default=None,

@@ -39,7 +39,7 @@ def initial_head(
         return head
     if config.init == "layer":
         return _started(config, features, vocabulary, "layer", last_layer(_target_name(config, features)))
-    if config.init != "auto" or config.head == "medusa":  # which has no layer
+    if config.init != "auto" or config.head != "eagle3":  # the others have no such start
         init = "random" if config.init == "auto" else config.init
         return _started(config, features, vocabulary, init, {})
     name, why = target_at_hand(config, features), "the target is not at hand: give --target"
