@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -19,6 +19,11 @@ WARM_UP_TOKENS = 16
 PLAIN = "plain"
 WITH_TREE = ", "
 """Between a drafter and its tree, where several trees are compared."""
+
+
+def warm_up_params(params: SamplingParams) -> SamplingParams:
+    """For the answers that get a contestant going."""
+    return replace(params, max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens))
 
 
 class Contestant(Protocol):
@@ -71,12 +76,7 @@ class InProcess:
         return nullcontext()
 
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
-        short = SamplingParams(
-            max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens),
-            temperature=params.temperature,
-            seed=params.seed,
-            ignore_eos=True,
-        )
+        short = replace(warm_up_params(params), ignore_eos=True)
         self.answer([(number, job) for number in range(concurrency)], concurrency, short)
 
     def answer(

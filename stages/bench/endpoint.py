@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from stages.bench.contestant import WARM_UP_TOKENS
+from stages.bench.contestant import warm_up_params
 from stages.bench.record import Sample, Turn
 from stages.bench.workload import Job
 from stages.decoding import SamplingParams
@@ -60,11 +60,7 @@ class Endpoint:
         return nullcontext()
 
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
-        short = SamplingParams(
-            max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens),
-            temperature=params.temperature,
-            seed=params.seed,
-        )
+        short = warm_up_params(params)
         try:
             self.answer([(0, job)], 1, short)
         except EagleError:

@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from stages.bench.contestant import WARM_UP_TOKENS
+from stages.bench.contestant import warm_up_params
 from stages.bench.memory import own_gpu_peak, own_peak
 from stages.bench.record import Sample, Turn
 from stages.bench.workload import Job
@@ -88,11 +88,7 @@ class Generate:
         return nullcontext()
 
     def warm_up(self, job: Job, concurrency: int, params: SamplingParams) -> None:
-        short = SamplingParams(
-            max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens),
-            temperature=params.temperature,
-            seed=params.seed,
-        )
+        short = warm_up_params(params)
         self.answer([(number, job) for number in range(concurrency)], concurrency, short)
 
     def answer(

@@ -7,6 +7,7 @@ are let through; the rest are let through only where they ask for what happens a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -172,9 +173,9 @@ class AnswerRequest(RequestPart):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def told_tokens(self) -> int | None:
         """How many of the most probable tokens are told with each of the answer; None for nothing."""
-        raise NotImplementedError
 
     @property
     def json_schema(self) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -55,8 +55,8 @@ class Wire(Protocol):
         """The last event, if it is asked for."""
 
 
-class ChatWire:
-    """`/v1/chat/completions`.
+class _Answered:
+    """What both forms tell of.
 
     Args:
         ids: whether token ids are shown.
@@ -64,16 +64,24 @@ class ChatWire:
         texts: of tokens, for their log-probabilities; without them there are none.
     """
 
+    prefix: ClassVar[str]
+
     def __init__(
         self, model: str, completion: Completion, ids: bool, steps: bool, texts: TokenTexts | None = None
     ) -> None:
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._completion = completion
         self._ids = ids
         self._steps = steps
         self._texts = texts
+
+
+class ChatWire(_Answered):
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
 
     def whole(self, texts: list[str]) -> ChatCompletion:
         choices = []
@@ -150,25 +158,15 @@ class ChatWire:
         )
 
 
-class TextWire:
-    """`/v1/completions`.
+class TextWire(_Answered):
+    """`/v1/completions`."""
 
-    Args:
-        ids: whether token ids are shown.
-        steps: whether events tell which of their tokens were drafted.
-        texts: of tokens, for their log-probabilities; without them there are none.
-    """
+    prefix = "cmpl"
 
     def __init__(
         self, model: str, completion: Completion, ids: bool, steps: bool, texts: TokenTexts | None = None
     ) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._completion = completion
-        self._ids = ids
-        self._steps = steps
-        self._texts = texts
+        super().__init__(model, completion, ids, steps, texts)
         self._offsets: dict[int, TextOffsets] = {}
 
     def whole(self, texts: list[str]) -> TextCompletion:
