@@ -23,7 +23,8 @@ import torch
 from stages.artifacts import open_artifact
 from stages.artifacts.conversations import read_conversations
 from stages.features.index import RowIndex
-from stages.features.source import OfflineFeatures
+from stages.features.joined import offline_features, place_of
+from stages.features.source import FeatureSource
 from stages.heads import load_head
 from stages.train.acceptance import Acceptance, format_rates
 from stages.train.config import TrainConfig
@@ -41,19 +42,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("variants", nargs="+", help="'name: flags of eagle train'")
-    parser.add_argument("--features", required=True)
-    parser.add_argument("--conversations", required=True, help="that the features were made of")
+    parser.add_argument("--features", required=True, action="append", help="may be given several times")
+    parser.add_argument(
+        "--conversations",
+        required=True,
+        action="append",
+        help="that the features were made of, in this order",
+    )
     parser.add_argument("--output", required=True, help="folder for the heads")
     parser.add_argument("--steps", type=int, default=3, help="draft steps to measure")
     options = parser.parse_args()
     sources = [
-        conversation.source for conversation in read_conversations(open_artifact(options.conversations))
+        [conversation.source for conversation in read_conversations(open_artifact(uri))]
+        for uri in options.conversations
     ]
     lines = []
     for variant in options.variants:
         name, _, flags = (part.strip() for part in variant.partition(":"))
         output = Path(options.output) / name
-        arguments = ["--features", options.features, "--output", str(output), *shlex.split(flags)]
+        given = [part for uri in options.features for part in ("--features", uri)]
+        arguments = [*given, "--output", str(output), *shlex.split(flags)]
         subprocess.run([sys.executable, "-m", "eagle_cli", "train", *arguments], check=True)
         artifact = open_artifact(str(output))
         counts = artifact.manifest.counts
@@ -74,12 +82,13 @@ def main() -> None:
     print("\n".join(lines))
 
 
-def by_source(config: TrainConfig, sources: Sequence[str]) -> dict[str, list[RowIndex]]:
+def by_source(config: TrainConfig, sources: Sequence[Sequence[str]]) -> dict[str, list[RowIndex]]:
     """The rows that this configuration holds out, by the source of their prompts."""
     _, held_out = choose_rows(_features(config), config)
     found: dict[str, list[RowIndex]] = {}
     for row in held_out:
-        found.setdefault(sources[row.row_id], []).append(row)
+        place, number = place_of(row.row_id)
+        found.setdefault(sources[place][number], []).append(row)
     return dict(sorted(found.items()))
 
 
@@ -96,9 +105,8 @@ def described(acceptance: Acceptance) -> str:
     return f"{format_rates(acceptance.rates)}, {acceptance.tokens_per_step:.2f}"
 
 
-def _features(config: TrainConfig) -> OfflineFeatures:
-    assert config.features is not None
-    return OfflineFeatures(open_artifact(config.features, "features", config.verify))
+def _features(config: TrainConfig) -> FeatureSource:
+    return offline_features([open_artifact(uri, "features", config.verify) for uri in config.features])
 
 
 if __name__ == "__main__":

@@ -36,9 +36,15 @@ def describe_values(error: ValidationError, config_class: type[BaseModel]) -> st
         message = plainer(finding["msg"])
         where = finding["loc"][:1]
         if where and (field := config_class.model_fields.get(str(where[0]))):
-            message = f"{spelling(str(where[0]), field)} {finding['input']}: {message}"
+            message = f"{spelling(str(where[0]), field)} {_as_typed(finding['input'])}: {message}"
         findings.append(" ".join(message.split()))
     return "; ".join(findings)
+
+
+def _as_typed(given: Any) -> str:
+    """A value of a flag, or several, quoted where it could not be seen otherwise."""
+    values = given if isinstance(given, list | tuple) else [given]
+    return " ".join(str(value) if str(value).strip() else f"'{value}'" for value in values)
 
 
 def describe_arguments(error: typer.TyperException, arguments: Sequence[str]) -> str:

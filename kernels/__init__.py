@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.accept import Acceptance, accept_states, accept_tree, first_argmax
+from kernels.accept import Acceptance, accept_states, accept_tree, draw_tokens, first_argmax
 from kernels.compact import compact
 from kernels.draft_topk import DraftTopK, draft_topk
 from kernels.filters import Filters, allowed_tokens, filter_floor
@@ -21,6 +21,7 @@ __all__ = [
     "allowed_tokens",
     "compact",
     "draft_topk",
+    "draw_tokens",
     "filter_floor",
     "first_argmax",
     "gumbel_noise",

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kernels.cpu import DTYPES, ops_loaded
 from kernels.dispatch import use_triton
-from kernels.filters import Filters, allowed_tokens, filter_floor_torch
+from kernels.filters import Filters, allowed_tokens, filter_floor
 from kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel_noise, gumbel_noise_vocab
 
 ROOT = -1
@@ -78,11 +78,22 @@ def _has_ops(values: Tensor) -> bool:
     return values.device.type == "cpu" and values.dtype in DTYPES and ops_loaded()
 
 
-def _draw(logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, sample: Tensor) -> Tensor:
-    """The target's token at every node: int64 [B, N]."""
+def _draw(
+    logits: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    sample: Tensor,
+    floor: Tensor | None = None,
+) -> Tensor:
+    """The target's token at every node, int64 [B, N]; tempered logits below ``floor`` [B, N] are ruled
+    out."""
     batch, nodes, _ = logits.shape
     if _has_ops(logits):
-        return _draw_by_op(logits, positions, temperature, seed, sample)
+        return _draw_by_op(logits, positions, temperature, seed, sample, floor)
+    if floor is not None:
+        heat = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
+        logits = logits.masked_fill(logits.float() / heat < floor.unsqueeze(-1), -torch.inf)
     hot = [b for b, t in enumerate(temperature.tolist()) if t > 0]
     if not hot:
         return first_argmax(logits)
@@ -102,17 +113,27 @@ def _draw(logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, 
 
 
 def _draw_by_op(
-    logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, sample: Tensor
+    logits: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    sample: Tensor,
+    floor: Tensor | None,
 ) -> Tensor:
     """The same by the CPU op, token for token: rows that it leaves to rounding are drawn here."""
     nodes = logits.shape[1]
     rows = logits.flatten(0, 1)
-    heat, seeds, samples = (t.repeat_interleave(nodes) for t in (temperature, seed, sample))
+    heat, seeds, samples = temperature, seed, sample
+    if nodes > 1:
+        heat, seeds, samples = (t.repeat_interleave(nodes) for t in (temperature, seed, sample))
     following = positions.flatten() + 1
-    drawn = torch.ops.eagle_cpu.draw(rows, heat, seeds, samples, following)
-    for row in (drawn < 0).nonzero().flatten().tolist():
+    floors = None if floor is None else floor.flatten()
+    drawn = torch.ops.eagle_cpu.draw(rows, heat, seeds, samples, following, floors)
+    for row in [row for row, token in enumerate(drawn.tolist()) if token < 0]:
         one = slice(row, row + 1)
         scaled = rows[one].float() / heat[one, None]
+        if floors is not None:
+            scaled.masked_fill_(scaled < floors[one, None], -torch.inf)
         drawn[one] = _sample(scaled, seeds[one], samples[one], following[one])
     return drawn.view(-1, nodes)
 
@@ -168,6 +189,34 @@ def _walk(drawn: Tensor, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tenso
     )
 
 
+def draw_tokens(
+    logits: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    sample: Tensor,
+    *,
+    filters: Filters | None = None,
+) -> Tensor:
+    """The target's own token of every row, each with a key of its own.
+
+    Args:
+        logits: [M, V], any float dtype; tokens ruled out already hold -inf.
+        positions: int64 [M], absolute position of the token that is drawn.
+        temperature: fp32 [M], 0 for greedy; seed and sample int64 [M].
+        filters: of M rows.
+
+    Returns:
+        int64 [M].
+    """
+    rows, at = logits[:, None], positions[:, None] - 1
+    if use_triton(logits):
+        root = torch.full_like(at, ROOT)  # every row as a tree of its own
+        return accept_tree(rows, root, root, at, temperature, seed, sample, filters=filters).token
+    floor = None if filters is None else filter_floor(rows, temperature, filters)
+    return _draw(rows, at, temperature, seed, sample, floor)[:, 0]
+
+
 def accept_tree(
     logits: Tensor,
     tokens: Tensor,
@@ -221,11 +270,8 @@ def accept_tree_torch(
     """`accept_tree` in torch."""
     if allowed is not None:
         logits = logits.masked_fill(~allowed_tokens(allowed, logits.shape[-1]), -torch.inf)
-    if filters is not None:
-        floor = filter_floor_torch(logits, temperature, filters).unsqueeze(-1)
-        heat = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
-        logits = logits.masked_fill(logits.float() / heat < floor, -torch.inf)
-    drawn = _draw(logits, positions, temperature, seed, sample)
+    floor = None if filters is None else filter_floor(logits, temperature, filters)
+    drawn = _draw(logits, positions, temperature, seed, sample, floor)
     path, count, token = _walk(drawn, tokens, parents)
     return Acceptance(path=path, count=count, token=token, drawn=drawn)
 

@@ -10,7 +10,8 @@ in this order; tokens that tie with the last one kept are kept, so each filter i
 three together. A greedy node has none: filters cannot change its choice.
 
 Cost: sorting, in torch. The kernel searches the threshold instead, two bits of the number a pass: V elements
-are read 1 + 8 times a filter in bf16 (1 + 16 in fp32), all but the first time from the L2 cache.
+are read 1 + 8 times a filter in bf16 (1 + 16 in fp32), all but the first time from the L2 cache. The CPU op
+(`kernels/cpu/filter.h`) looks for it among the few tokens near the greatest.
 
 Source: the order of vLLM and transformers; search by bits: radix selection (Knuth, TAOCP 3, 5.2.5).
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu import DTYPES, ops_loaded
 from kernels.dispatch import use_triton
 
 
@@ -57,7 +59,23 @@ def filter_floor(
         from kernels.filters_triton import filter_floor_triton
 
         return filter_floor_triton(logits, temperature, filters, allowed)
+    if allowed is None and logits.device.type == "cpu" and logits.dtype in DTYPES and ops_loaded():
+        return _floor_by_op(logits, temperature, filters)
     return filter_floor_torch(logits, temperature, filters, allowed)
+
+
+def _floor_by_op(logits: Tensor, temperature: Tensor, filters: Filters) -> Tensor:
+    """By the CPU op, bit for bit: rows that it leaves to rounding are searched here."""
+    batch, nodes, _ = logits.shape
+    rows = logits.flatten(0, 1)
+    each = [t.repeat_interleave(nodes) for t in (filters.top_k, filters.top_p.float(), filters.min_p.float())]
+    heat, (top_k, top_p, min_p) = temperature.repeat_interleave(nodes), each
+    floor = torch.ops.eagle_cpu.filter_floor(rows, heat, top_k.long(), top_p, min_p.log())
+    for row in floor.isnan().nonzero().flatten().tolist():
+        one = slice(row, row + 1)
+        left = Filters(top_k[one], top_p[one], min_p[one])
+        floor[one] = filter_floor_torch(rows[one, None], heat[one], left)[0]
+    return floor.view(batch, nodes)
 
 
 def allowed_tokens(allowed: Tensor, vocab_size: int) -> Tensor:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
@@ -15,6 +23,9 @@ _UNITS = {"": 1, "b": 1} | {
     for base, endings in ((1000, ("b",)), (1024, ("", "ib")))
     for ending in endings
 }
+
+
+_LARGEST = 2**63 - 1
 
 
 def parse_bytes(given: object) -> object:
@@ -81,6 +92,23 @@ class StageConfig(BaseModel):
         for text in given if isinstance(given, list | tuple) else [given]:
             if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
                 raise ValueError("is not text in UTF-8")
+        return given
+
+    @field_validator("*")
+    @classmethod
+    def _number_has_64_bits(cls, given: object) -> object:
+        """Beyond them Python counts on, and torch, Parquet and the loops of the standard library do not."""
+        if isinstance(given, int) and not -_LARGEST <= given <= _LARGEST:
+            raise ValueError(f"is too large: at most {_LARGEST}")
+        return given
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _required_is_not_blank(cls, given: object, info: ValidationInfo) -> object:
+        """An empty variable of a shell or a Makefile is a name that was forgotten, not the current folder."""
+        field = cls.model_fields[str(info.field_name)]
+        if field.is_required() and isinstance(given, str) and not given.strip():
+            raise ValueError("must not be empty")
         return given
 
 

@@ -1,4 +1,4 @@
-"""The one exception for what a user can cause; the CLI prints it in one line and exits with 1."""
+"""The one exception for what a user can cause, and the one warning: the CLI prints either in one line."""
 
 from __future__ import annotations
 
@@ -19,3 +19,7 @@ class EagleError(Exception):
     def __init__(self, message: str, *, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class EagleWarning(UserWarning):
+    """What a user should know although the command goes on; the CLI shows no warning of another kind."""

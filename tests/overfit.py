@@ -27,11 +27,13 @@ def answered_rows(target: Target, number: int, new_tokens: int, temperature: flo
     return list(_answered(target, number, new_tokens, temperature).rows())
 
 
-def features_artifact(uri: Path | str, target: Target, layers: tuple[int, int, int] | None = None) -> str:
+def features_artifact(
+    uri: Path | str, target: Target, layers: tuple[int, int, int] | None = None, temperature: float = 0.0
+) -> str:
     """Features of such rows; said to be of the default layers, even where they are of others."""
     named = {"feature_layers": list(target.feature_layers)}
     with ArtifactWriter.open(str(uri), "features", named, target=target.fingerprint) as writer:
-        shard = _answered(target, len(_WORDS), 20, layers=layers)
+        shard = _answered(target, len(_WORDS), 20, temperature, layers=layers)
         writer.add_shard(shard_name(0), shard.to_bytes(), rows=len(shard.row_ids))
         write_target_files(writer, target)
         writer.finish({})

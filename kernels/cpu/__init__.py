@@ -6,8 +6,11 @@
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
     argmax([..., V]) -> int64 [...], the first of equal ones
-    draw(logits [M, V], temperature fp32 [M], seed, sample and position int64 [M]) -> int64 [M]: the target's
-           own tokens, see kernels/accept.py; -1 where two are so near that fp32 rounding decides
+    draw(logits [M, V], temperature fp32 [M], seed, sample and position int64 [M], floor fp32 [M] | None)
+           -> int64 [M]: the target's own tokens, see kernels/accept.py; -1 where two are so near that fp32
+           rounding decides
+    filter_floor(logits [M, V], temperature fp32 [M], top_k int64 [M], top_p and log min_p fp32 [M]) -> fp32
+           [M]: see kernels/filters.py; NaN where the rounding of sums could decide
     rank(logits [R, Vd], ids int64 [Vd], temperature, strength, seed, sample, position (lists of R), pool,
          width) -> the best children of R nodes, see stages/decoding/drafters/ranking.py
     likelihoods(log_probs fp32 [P], noise fp32 [P], token, strengths, factors) -> float64 [S, A]: see

@@ -1,4 +1,4 @@
-// The target's own tokens, argmax(x / T + G); see kernels/accept.py.
+// The target's own tokens, argmax(x / T + G) over the x / T from a floor on; see kernels/accept.py.
 //
 // A row is read once. A token is given its logarithms only where a bound of its score, made of its word's bits, exceeds the
 // best score so far: those of a few dozen tokens of a large vocabulary. What is left is a Philox call for every four tokens
@@ -8,11 +8,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "filter.h"
 #include "noise.h"
 
 namespace eagle {
@@ -46,8 +49,8 @@ inline double doubt(double score) { return 2.5e-5 + 0x1p-21 * std::abs(score); }
 
 // Rows of one key, over blocks of 64 tokens.
 template <typename T>
-void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows, const float* heat, const Key& key,
-               int64_t begin, int64_t end, Leader* leaders) {
+void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows, const float* heat, const float* floors,
+               const Key& key, int64_t begin, int64_t end, Leader* leaders) {
   for (int64_t block = begin; block < end; ++block) {
     int64_t first = block * WORDS, count = std::min(WORDS, vocab - first);
     u32x16 words[4];
@@ -57,7 +60,8 @@ void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows,
       const T* from = logits + row * vocab + first;
       float scale = 1.0f / heat[row];
       // Scaled here by a product in place of a quotient, and bounded in fp32.
-      float floor = float(leader.score) - 2e-3f - 0x1p-20f * std::abs(float(leader.score));
+      float beaten = float(leader.score) - 2e-3f - 0x1p-20f * std::abs(float(leader.score));
+      float ruled_out = floors[row] - 1e-6f - 0x1p-20f * std::abs(floors[row]);
       f32x16 x[4];
       if (count == WORDS) {
         for (int j = 0; j < 4; ++j) x[j] = load16(from + j * LANES) * scale;
@@ -66,7 +70,7 @@ void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows,
           x[i / LANES][i % LANES] = i < count ? as_float(from[i]) * scale : -std::numeric_limits<float>::infinity();
       }
       f32x16 ab = x[0] > x[1] ? x[0] : x[1], cd = x[2] > x[3] ? x[2] : x[3];
-      if (!any_above(ab > cd ? ab : cd, floor - GUMBEL_MAX)) continue;
+      if (!any_above(ab > cd ? ab : cd, std::max(beaten - GUMBEL_MAX, ruled_out))) continue;
       if (!made) {
         philox(key, uint32_t(first / 4), words);
         interleave(words);
@@ -74,35 +78,22 @@ void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows,
       }
       for (int j = 0; j < 4; ++j) {
         f32x16 bound = x[j] + gumbel_bound(words[j]);
-        if (!any_above(bound, floor)) continue;
+        if (!any_above(bound, beaten)) continue;
         for (int i = 0; i < LANES; ++i) {
           int64_t at = j * LANES + i;
-          if (bound[i] > floor) leader.meet(double(as_float(from[at]) / heat[row]) + gumbel(words[j][i]), first + at);
+          if (!(bound[i] > beaten)) continue;
+          float tempered = as_float(from[at]) / heat[row];
+          if (tempered >= floors[row]) leader.meet(double(tempered) + gumbel(words[j][i]), first + at);
         }
       }
     }
   }
 }
 
-// The index of the first maximum of a row.
+// Tokens of `count` rows, a temperature, a floor and a key each.
 template <typename T>
-int64_t first_maximum(const T* row, int64_t width) {
-  f32x16 top = f32x16{} - std::numeric_limits<float>::infinity();
-  int64_t i = 0;
-  for (; i + LANES <= width; i += LANES) {
-    f32x16 v = load16(row + i);
-    top = v > top ? v : top;
-  }
-  float most = highest(top);
-  for (; i < width; ++i) most = std::max(most, as_float(row[i]));
-  for (i = 0; i < width; ++i)
-    if (as_float(row[i]) == most) return i;
-  return 0;
-}
-
-// Tokens of `count` rows, a temperature and a key each.
-template <typename T>
-void draw_all(const T* logits, int64_t count, int64_t vocab, const float* heat, const std::vector<Key>& keys, int64_t* out) {
+void draw_all(const T* logits, int64_t count, int64_t vocab, const float* heat, const float* floors,
+              const std::vector<Key>& keys, int64_t* out) {
   std::vector<Leader> leaders(count);
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -123,7 +114,7 @@ void draw_all(const T* logits, int64_t count, int64_t vocab, const float* heat, 
     std::mutex lock;
     at::parallel_for(0, (vocab + WORDS - 1) / WORDS, 64, [&](int64_t begin, int64_t end) {
       std::vector<Leader> own = leaders;
-      for (const auto& group : groups) draw_rows(logits, vocab, group, heat, keys[group[0]], begin, end, own.data());
+      for (const auto& group : groups) draw_rows(logits, vocab, group, heat, floors, keys[group[0]], begin, end, own.data());
       std::lock_guard<std::mutex> guard(lock);
       for (const auto& group : groups)
         for (int64_t row : group) leaders[row].merge(own[row]);
@@ -136,11 +127,13 @@ void draw_all(const T* logits, int64_t count, int64_t vocab, const float* heat, 
   }
 }
 
-// Tokens int64 [M] drawn from logits [M, V], at temperatures fp32 [M] (0: the first maximum) with keys int64 [M]; -1 where two
-// tokens are so near each other that the rounding of fp32 logarithms and sums decides.
+// Tokens int64 [M] drawn from logits [M, V], at temperatures fp32 [M] (0: the first maximum) with keys int64 [M] and, where
+// tempered logits are filtered, floors fp32 [M]; -1 where two tokens are so near each other that the rounding of fp32
+// logarithms and sums decides.
 inline Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& seed, const Tensor& sample,
-                   const Tensor& position) {
+                   const Tensor& position, const std::optional<Tensor>& floor) {
   Tensor x = logits.contiguous(), heat = temperature.contiguous(), seeds = seed.contiguous();
+  Tensor floors = floor ? floor->contiguous() : at::full({x.size(0)}, NOTHING, heat.options());
   Tensor samples = sample.contiguous(), positions = position.contiguous();
   int64_t count = x.size(0), vocab = x.size(1);
   Tensor out = at::empty({count}, x.options().dtype(at::kLong));
@@ -148,11 +141,12 @@ inline Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor
   for (int64_t row = 0; row < count; ++row)
     keys.push_back({seeds.const_data_ptr<int64_t>()[row], samples.const_data_ptr<int64_t>()[row],
                     positions.const_data_ptr<int64_t>()[row]});
-  const float* temperatures = heat.const_data_ptr<float>();
-  if (x.scalar_type() == at::kFloat)
-    draw_all(x.const_data_ptr<float>(), count, vocab, temperatures, keys, out.mutable_data_ptr<int64_t>());
-  else
-    draw_all((const uint16_t*)x.const_data_ptr(), count, vocab, temperatures, keys, out.mutable_data_ptr<int64_t>());
+  auto run = [&](const auto* all) {
+    draw_all(all, count, vocab, heat.const_data_ptr<float>(), floors.const_data_ptr<float>(), keys,
+             out.mutable_data_ptr<int64_t>());
+  };
+  if (x.scalar_type() == at::kFloat) run(x.const_data_ptr<float>());
+  else run((const uint16_t*)x.const_data_ptr());
   return out;
 }
 

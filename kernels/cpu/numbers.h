@@ -84,4 +84,20 @@ inline bool any_above(f32x16 v, float floor) {
 #endif
 }
 
+// The index of the first maximum of a row.
+template <typename T>
+int64_t first_maximum(const T* row, int64_t width) {
+  f32x16 top = f32x16{} - std::numeric_limits<float>::infinity();
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    f32x16 v = load16(row + i);
+    top = v > top ? v : top;
+  }
+  float most = highest(top);
+  for (; i < width; ++i) most = std::max(most, as_float(row[i]));
+  for (i = 0; i < width; ++i)
+    if (as_float(row[i]) == most) return i;
+  return 0;
+}
+
 }  // namespace eagle

@@ -7,6 +7,7 @@
 
 #include "attend.h"
 #include "draw.h"
+#include "filter.h"
 #include "layers.h"
 #include "linear.h"
 #include "rank.h"
@@ -14,7 +15,9 @@
 TORCH_LIBRARY(eagle_cpu, library) {
   library.def("pack(Tensor weight) -> Tensor");
   library.def("argmax(Tensor values) -> Tensor");
-  library.def("draw(Tensor logits, Tensor temperature, Tensor seed, Tensor sample, Tensor position) -> Tensor");
+  library.def(
+      "draw(Tensor logits, Tensor temperature, Tensor seed, Tensor sample, Tensor position, Tensor? floor=None) -> Tensor");
+  library.def("filter_floor(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor log_min_p) -> Tensor");
   library.def(
       "rank(Tensor logits, Tensor ids, float[] temperature, float[] strength, int[] seed, int[] sample, int[] position, "
       "int pool, int width) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
@@ -36,6 +39,7 @@ TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", eagle::pack);
   library.impl("argmax", eagle::argmax);
   library.impl("draw", eagle::draw);
+  library.impl("filter_floor", eagle::filter_floor);
   library.impl("rank", eagle::rank);
   library.impl("likelihoods", eagle::likelihoods);
   library.impl("norm", eagle::norm);

@@ -16,7 +16,7 @@ from stages.artifacts.merging import merge_parts
 from stages.artifacts.parts import part_name
 from stages.artifacts.unfinished import Unfinished, unfinished
 from stages.artifacts.uri import filesystem, free_bytes, join
-from stages.artifacts.writer import ArtifactWriter, CommittedShard
+from stages.artifacts.writer import ArtifactWriter, CommittedShard, refuse_output
 
 __all__ = [
     "MANIFEST_NAME",
@@ -41,5 +41,6 @@ __all__ = [
     "merge_parts",
     "open_artifact",
     "part_name",
+    "refuse_output",
     "unfinished",
 ]

@@ -21,6 +21,7 @@ from stages.artifacts.manifest import MANIFEST_NAME, Manifest, Shard, parse_mani
 from stages.artifacts.parts import dissolve_parts
 from stages.artifacts.records import Records, ShardRecord, State, continue_records
 from stages.artifacts.run_record import RUN_FOLDER, RunRecord, read_run
+from stages.artifacts.uri import refuse_read_only
 from stages.errors import EagleError
 
 _PATIENCE_S = 120.0
@@ -55,6 +56,25 @@ class _Found:
     def look(cls, folder: Folder) -> _Found:
         run = read_run(folder)  # first, since it goes only after the manifest has come
         return cls(folder.read(MANIFEST_NAME), run)
+
+
+def refuse_early(folder: Folder, wanted: RunRecord, *, overwrite: bool, unknown: str) -> None:
+    """Refuses what `begin` and `open_part` would refuse, and changes nothing.
+
+    Args:
+        unknown: the setting of `wanted` that is not known yet; it counts as equal.
+
+    Raises:
+        EagleError: there is something else, or it was made with other settings.
+    """
+    found = _Found.look(folder)
+    old: RunRecord | Manifest | None = found.run
+    if old is None and found.manifest is not None and not overwrite:
+        old = _finished(folder, found)
+    if old is not None:
+        wanted = wanted.model_copy(update={"config": wanted.config | {unknown: old.config.get(unknown)}})
+    if _run_to_join(folder, found, wanted, overwrite) is not None:
+        refuse_read_only(folder.uri)
 
 
 def begin(folder: Folder, wanted: RunRecord, *, overwrite: bool) -> Begun | Finished:

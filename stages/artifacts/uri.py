@@ -74,6 +74,17 @@ def free_bytes(uri: str) -> int | None:
         return shutil.disk_usage(path).free
 
 
+def refuse_read_only(uri: str) -> None:
+    """Raises EagleError: no artifact can be made at `uri`, as far as can be told without trying."""
+    if (path := local_path(uri)) is None:
+        return
+    path = path.absolute()
+    with storage_errors(uri):
+        place = next(place for place in (path, *path.parents) if place.exists())
+        if place.is_dir() and not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "cannot write to", str(place))
+
+
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The fsspec file system of a URI, and the path in it.
 

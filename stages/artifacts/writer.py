@@ -26,7 +26,7 @@ from stages.artifacts.manifest import (
     canonical_json,
     check_path,
 )
-from stages.artifacts.opening import Begun, Finished, begin, complete, open_part
+from stages.artifacts.opening import Begun, Finished, begin, complete, open_part, refuse_early
 from stages.artifacts.parts import part_name
 from stages.artifacts.records import ShardRecord, State, whole_files
 from stages.artifacts.retry import passes
@@ -89,7 +89,7 @@ class ArtifactWriter:
             EagleError: there is something else at `uri`, another process is writing it, or it was made with
                 other settings, from other inputs or for another target.
         """
-        folder = open_folder(uri)
+        folder = _output_folder(uri)
         wanted = new_run(kind, config, parents, target)
         if part is not None:
             number, of = part
@@ -338,6 +338,35 @@ def new_run(
         parents=tuple(parents),
         target=target,
     )
+
+
+def refuse_output(
+    uri: str,
+    kind: Kind,
+    config: dict[str, Any],
+    *,
+    target: TargetFingerprint | None,
+    overwrite: bool,
+    part: tuple[int, int] | None,
+    unknown: str,
+) -> None:
+    """Refuses, before much is read, what `ArtifactWriter.open` with these arguments would refuse.
+
+    Args:
+        unknown: the setting that is not known yet; whatever it will be, it is no reason to refuse.
+
+    Raises:
+        EagleError: see `ArtifactWriter.open`; or nothing can be written there.
+    """
+    folder = _output_folder(uri)
+    wanted = new_run(kind, config, (), target).model_copy(update={"parts": part[1] if part else None})
+    refuse_early(folder, wanted, overwrite=overwrite, unknown=unknown)
+
+
+def _output_folder(uri: str) -> Folder:
+    if uri.startswith(("http://", "https://")):
+        raise EagleError(f"{uri} can only be read: give a local path or the URI of a bucket to write to")
+    return open_folder(uri)
 
 
 def content_name(name: str, sha256: str) -> str:

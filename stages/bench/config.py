@@ -132,13 +132,13 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         "they are served, and fail if logits or tokens a step are not those that training predicts.",
     )
     parity_rows: int = Field(default=16, ge=1, description="Conversations to replay, at most.")
-    trained_on: str | None = Field(
-        default=None,
+    trained_on: list[str] = Field(
+        default_factory=list,
         description="URI of the features, or conversations, that the head was trained on, if they are no "
-        "longer where they were.",
+        "longer where they were; of several each, in the same order.",
     )
 
-    @field_validator("head", "tree", mode="before")
+    @field_validator("head", "tree", "trained_on", mode="before")
     @classmethod
     def _one(cls, given: object) -> object:
         return [given] if isinstance(given, str) else given
@@ -200,7 +200,7 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
         if self.parity == bool(self.prompts):
             raise ValueError("give either --prompts to answer, or --parity")
-        if self.trained_on is not None and not self.parity:
+        if self.trained_on and not self.parity:
             raise ValueError("--trained-on is for --parity")
         if self.parity and len(self.head) != 1:
             raise ValueError("--parity takes one --head")

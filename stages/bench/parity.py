@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import torch
 from pydantic import BaseModel
@@ -14,8 +15,8 @@ from stages.bench.config import BenchConfig
 from stages.bench.report import REPORT_NAME
 from stages.decoding.parity import ParityRecord, ParityReport, check_parity
 from stages.errors import EagleError
+from stages.features.joined import offline_features
 from stages.features.layout import FeatureRow
-from stages.features.source import OfflineFeatures
 from stages.features.token_rows import TokenRow, TokenRows
 from stages.heads import load_head
 from stages.progress import Reporter
@@ -49,7 +50,7 @@ def run(config: BenchConfig, report: Reporter) -> ParityResult:
         config.output,
         "report",
         {"parity": True, "dtype": dtype, "device": target.device.type, "rows": config.parity_rows},
-        parents=[artifact.parent(), data.parent()],
+        parents=[artifact.parent(), *(part.parent() for part in data)],
         target=target.fingerprint,
         overwrite=config.overwrite,
     ) as writer:
@@ -82,36 +83,44 @@ def _load(config: BenchConfig, dtype: str) -> Target:
     return with_chat_template(load_target(config.target, config.device, dtype), config.chat_template)
 
 
-def _training_data(head: Artifact, config: BenchConfig) -> Artifact:
+def _training_data(head: Artifact, config: BenchConfig) -> list[Artifact]:
     """The features that the head was trained on, or the conversations where they were taken on the fly.
 
     Raises:
         EagleError: they are not where they were, or are others.
     """
-    parent = next(p for p in head.manifest.parents if p.kind in ("features", "conversations"))
-    try:
-        data = open_artifact(config.trained_on or parent.uri, parent.kind, config.verify)
-    except EagleError as error:
-        if config.trained_on is not None:
-            raise
+    parents = [parent for parent in head.manifest.parents if parent.kind in ("features", "conversations")]
+    if config.trained_on and len(config.trained_on) != len(parents):
         raise EagleError(
-            f"{error}; {head.uri} was trained on it: say where it is with --trained-on"
-        ) from None
-    if data.manifest.digest != parent.digest:
-        raise EagleError(
-            f"{data.uri} are not the {parent.kind} that {head.uri} was trained on: give those as --trained-on"
+            f"{head.uri} was trained on {len(parents)} artifacts and --trained-on names "
+            f"{len(config.trained_on)}: give each, in the order of its training"
         )
+    data = []
+    for parent, uri in zip_longest(parents, config.trained_on):
+        try:
+            data.append(open_artifact(uri or parent.uri, parent.kind, config.verify))
+        except EagleError as error:
+            if uri is not None:
+                raise
+            raise EagleError(
+                f"{error}; {head.uri} was trained on it: say where it is with --trained-on"
+            ) from None
+        if data[-1].manifest.digest != parent.digest:
+            raise EagleError(
+                f"{data[-1].uri} are not the {parent.kind} that {head.uri} was trained on: give those as "
+                "--trained-on"
+            )
     return data
 
 
-def _rows(data: Artifact, record: ParityRecord, most: int) -> Iterator[FeatureRow]:
-    if data.manifest.kind == "conversations":
-        conversations = TokenRows(data)
+def _rows(data: Sequence[Artifact], record: ParityRecord, most: int) -> Iterator[FeatureRow]:
+    if data[0].manifest.kind == "conversations":
+        conversations = TokenRows(data[0])
         for row in record.rows[:most]:
             (whole,) = conversations.read(row.row_id, row.row_id + 1)
             yield _without_states(row.row_id, whole, row.tokens)
         return
-    source = OfflineFeatures(data)
+    source = offline_features(data)
     wanted = {row.row_id for row in record.rows}
     found = [row for shard in source.shards for row in shard.rows if row.row_id in wanted][:most]
     for number in dict.fromkeys(row.shard for row in found):

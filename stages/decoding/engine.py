@@ -354,7 +354,7 @@ class Engine:
             return
         wanted = self._wanted(states)
         rows = [begin + node for _, begin, path, _ in kept for node in path]
-        chosen = None if wanted is None else wanted[rows]
+        chosen = None if wanted is None else _rows(wanted, rows)
         self._drafting().extend([s.slot for s, _, _, _ in kept], chosen, [tokens for _, _, _, tokens in kept])
         for sequence, _, _, tokens in kept:
             sequence.pairs += len(tokens)
@@ -403,3 +403,9 @@ class Engine:
     def _drafting(self) -> Drafter:
         assert self.drafter is not None
         return self.drafter
+
+
+def _rows(states: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows; a run of them is not copied."""
+    begin, end = rows[0], rows[-1] + 1
+    return states[begin:end] if list(rows) == list(range(begin, end)) else states[rows]

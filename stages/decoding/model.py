@@ -18,6 +18,8 @@ from stages.heads import DraftHead, load_head
 from stages.targets import Target, load_target
 from stages.targets.chat_template import with_chat_template
 
+DEFAULT_TREE = "cost"
+
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 
@@ -59,7 +61,7 @@ class EagleModel:
         """See ``from_pretrained``."""
         self.target = target
         self.head = head
-        self.tree = tree or TreeConfig()
+        self.tree = tree or TreeConfig.parse(DEFAULT_TREE)
         choice = drafter or drafter_of(head)
         layers = None
         if head is not None and head.kind == "eagle3":
@@ -87,7 +89,7 @@ class EagleModel:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        tree: str | TreeConfig = "cost",
+        tree: str | TreeConfig = DEFAULT_TREE,
         chat_template: str | None = None,
         verify: Verify = "full",
         max_batch: int = 1,

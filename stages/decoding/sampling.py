@@ -5,8 +5,8 @@ In the order of vLLM and transformers:
 
     token mask -> logit bias -> penalties -> temperature -> top-k -> top-p -> min-p
 
-The temperature itself is applied where the token is drawn (`kernels.accept`); here it only decides what the
-filters keep. Mask, bias and penalties hold at temperature 0 too; filters cannot change a greedy choice.
+Temperature and filters are applied where the token is drawn (`kernels.accept`). Mask, bias and penalties hold
+at temperature 0 too; filters cannot change a greedy choice.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels import Filters
 from stages.decoding.tree import DraftTree
 from stages.errors import EagleError
 
 TokenMask = Callable[[Sequence[int]], Tensor]
 """A grammar: from the output so far, drafted tokens of the node's path included, to bool [V], the tokens that
 may follow. It must depend on nothing else, or drafting would change the text."""
-
-_NUCLEUS = 256
-"""Tokens looked at first for top-p; few distributions need more."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class SamplingParams:
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "0 or more")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
+        _require(0 <= self.top_k < 1 << 31, "top_k", self.top_k, "from 0 to 2,147,483,647")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
         _require(
             0.0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "above 0"
@@ -111,20 +109,28 @@ def _require(fine: bool, name: str, value: object, wanted: str) -> None:
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """The noise keys of a batch on the device: temperature fp32 [B], seed and sample int64 [B]."""
+    """How each sequence of a batch draws, on the device: temperature fp32 [B], seed and sample int64 [B], and
+    the filters, if any of them has one."""
 
     temperature: Tensor
     seed: Tensor
     sample: Tensor
+    filters: Filters | None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
         """Of B requests."""
-        return cls(
-            torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            torch.tensor([signed(p.seed) for p in params], dtype=torch.int64, device=device),
-            torch.tensor([p.sample for p in params], dtype=torch.int64, device=device),
-        )
+        filters = None
+        if any(p.filters for p in params):
+            filters = Filters(
+                torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
+                torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
+                torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
+            )
+        keys = [[signed(p.seed) for p in params], [p.sample for p in params]]
+        seed, sample = torch.tensor(keys, dtype=torch.int64, device=device)
+        heat = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+        return cls(heat, seed, sample, filters)
 
 
 def signed(seed: int) -> int:
@@ -158,7 +164,7 @@ def process_logits(
     histories: Sequence[TokenHistory | None],
     trees: Sequence[DraftTree] | None = None,
 ) -> Tensor:
-    """The logits from which each node's token is drawn.
+    """The logits from which each node's token is drawn, by those of its tokens that the filters keep.
 
     Args:
         logits: [B, N, V]; not changed.
@@ -167,7 +173,7 @@ def process_logits(
         trees: what the N nodes are; nodes beyond a tree's own are padding. None: one node, the root.
 
     Returns:
-        [B, N, V], -inf where ruled out; fp32 where anything was changed, else ``logits`` itself.
+        [B, N, V], -inf where a mask rules out; fp32 where anything was changed, else ``logits`` itself.
 
     Raises:
         EagleError: a token mask lets no token follow, or a bias is for an id that the target lacks.
@@ -179,7 +185,7 @@ def process_logits(
                 assert history is not None, "mask, bias and penalties need the tokens so far"
                 paths = _paths(trees[b]) if trees is not None else [()]
                 _adjust(logits[b, : len(paths)], p, history, paths)
-    return filter_logits(logits, params)
+    return logits
 
 
 def _paths(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -232,61 +238,3 @@ def _penalised(values: Tensor, counts: Tensor, params: SamplingParams) -> Tensor
     r = params.repetition_penalty
     values = torch.where(values > 0, values / r, values * r)
     return values - (params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
-
-
-def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Rule out tokens by top-k, then top-p of what is left, then min-p.
-
-    Args:
-        logits: [B, N, V]; not changed.
-        params: one a sequence; greedy sequences and those without filters pass through.
-
-    Returns:
-        [B, N, V], -inf where ruled out; fp32 where anything was filtered.
-    """
-    chosen = [b for b, p in enumerate(params) if p.filters]
-    if not chosen:
-        return logits
-    nodes, vocab = logits.shape[1:]
-    everyone = len(chosen) == len(params)
-    rows = (logits if everyone else logits[chosen]).float().flatten(0, 1)  # [R, V]
-
-    def column(name: str) -> Tensor:
-        values = [getattr(params[b], name) for b in chosen for _ in range(nodes)]
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
-
-    most = max(params[b].top_k for b in chosen)
-    out = rows
-    if most > 0:
-        k = column("top_k").long()
-        k = torch.where((k == 0) | (k > vocab), vocab, k)
-        best = rows.topk(min(most, vocab), dim=-1).values
-        kth = best.gather(1, k.clamp(max=best.shape[1]) - 1)
-        out = rows.masked_fill((rows < kth) & (k < vocab), float("-inf"))
-    if any(params[b].top_p < 1.0 or params[b].min_p > 0.0 for b in chosen):
-        probabilities = (out / column("temperature")).softmax(-1)
-        floor = probabilities.amax(-1, keepdim=True) * column("min_p")
-        if any(params[b].top_p < 1.0 for b in chosen):
-            floor = torch.maximum(floor, _nucleus_floor(probabilities, column("top_p")))
-        out = out.masked_fill(probabilities < floor, float("-inf"))
-    out = out.unflatten(0, (len(chosen), nodes))
-    if everyone:
-        return out
-    filtered = logits.to(torch.float32, copy=True)
-    filtered[chosen] = out
-    return filtered
-
-
-def _nucleus_floor(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """The least probability in the smallest set whose mass reaches top_p [R, 1]: [R, 1] of [R, V]; 0 where
-    top_p is 1."""
-    vocab = probabilities.shape[-1]
-    best = probabilities.topk(min(_NUCLEUS, vocab), dim=-1).values
-    mass = best.cumsum(-1)
-    if best.shape[1] < vocab and bool(((mass[:, -1:] < top_p) & (top_p < 1.0)).any()):
-        best = probabilities.sort(dim=-1, descending=True).values
-        mass = best.cumsum(-1)
-    # A token is kept while those above it have not reached the mass.
-    kept = (mass - best < top_p).sum(-1, keepdim=True).clamp(min=1)
-    floor = best.gather(1, kept - 1)
-    return torch.where(top_p < 1.0, floor, 0.0)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels import accept_tree, first_argmax
+from kernels import draw_tokens, first_argmax
 from stages.decoding.logprobs import TokenLogprobs, token_logprobs
+from stages.decoding.row_tensors import row_tensors
 from stages.decoding.running import Running
 from stages.decoding.sampling import SamplingTensors, process_logits
 from stages.decoding.tree import DraftTree
@@ -39,10 +40,10 @@ class TargetPass:
         self.cache.reserve(max(s.read + size for s, size in pieces))
         tokens = [t for s, size in pieces for t in s.request.prompt_ids[s.read : s.read + size]]
         positions = [p for s, size in pieces for p in range(s.read, s.read + size)]
-        ids, at = self._tensor(tokens), self._tensor(positions)
         if self._forward.takes_rows:
             places = [(s.slot, p, p, 1) for s, size in pieces for p in range(s.read, s.read + size)]
-            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
+            return self._forward.rows(*row_tensors(tokens, positions, places, self._device), tap=tap)
+        ids, at = self._tensor(tokens), self._tensor(positions)
         (sequence, size), *_ = pieces
         step = SlotStep.causal(self.cache, sequence.slot, [sequence.read], size)
         states = self._forward(ids[None], at[None], step, tap=tap)
@@ -60,8 +61,7 @@ class TargetPass:
                 for s, tree in zip(running, trees, strict=True)
                 for i, word in enumerate(tree.ancestors())
             ]
-            ids, at = self._tensor(tokens), self._tensor(positions)
-            return self._forward.rows(ids, at, self._tensor(places), tap=tap)
+            return self._forward.rows(*row_tensors(tokens, positions, places, self._device), tap=tap)
         most = max(sizes)
         padded = [padded_tree(tree, most) for tree in trees]
         ids = self._tensor([tree.tokens for tree in padded])
@@ -84,7 +84,7 @@ class TargetPass:
         prompt's last token."""
         logits = raw = self._forward.logits(last)  # [M, V]
         sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
-        if any(s.params.adjusts or s.params.filters for s in sequences):
+        if any(s.params.adjusts for s in sequences):
             logits = logits.float()
             pieces = []
             for s, tree, part in zip(sequences, trees, logits.split(sizes), strict=True):
@@ -95,15 +95,14 @@ class TargetPass:
             return raw, first_argmax(logits).tolist()
         params = [s.params for s, size in zip(sequences, sizes, strict=True) for _ in range(size)]
         keys = SamplingTensors.of(params, last.device)
-        positions = [
-            s.stored + d - (tree is None)
+        behind = [
+            s.stored + d + (tree is not None)
             for s, tree in zip(sequences, trees, strict=True)
             for d in ((0,) if tree is None else tree.depths)
         ]
-        at = self._tensor(positions)[:, None]
-        root = torch.full_like(at, -1)  # every row as a tree of its own: the walk is ours
-        drawn = accept_tree(logits[:, None], root, root, at, keys.temperature, keys.seed, keys.sample)
-        return raw, drawn.token.tolist()
+        at = self._tensor(behind)
+        drawn = draw_tokens(logits, at, keys.temperature, keys.seed, keys.sample, filters=keys.filters)
+        return raw, drawn.tolist()
 
     def keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
         """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""

@@ -51,8 +51,8 @@ class OnlineFeatures:
         self._closed = False
 
     @property
-    def parent(self) -> Parent:
-        return self._conversations.parent()
+    def parents(self) -> tuple[Parent, ...]:
+        return (self._conversations.parent(),)
 
     @property
     def target(self) -> TargetFingerprint:

@@ -31,15 +31,15 @@ class FeatureSource(Protocol):
     """
 
     @property
-    def parent(self) -> Parent:
-        """The artifact that the rows come from."""
+    def parents(self) -> tuple[Parent, ...]:
+        """The artifacts that the rows come from."""
 
     @property
     def target(self) -> TargetFingerprint | None: ...
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the rows beside parent and target: nothing where the parent is features."""
+        """What decides the rows beside parents and target: nothing where the parents are features."""
 
     @property
     def feature_layers(self) -> tuple[int, int, int]: ...
@@ -79,8 +79,8 @@ class OfflineFeatures:
         self._artifact = artifact
 
     @property
-    def parent(self) -> Parent:
-        return self._artifact.parent()
+    def parents(self) -> tuple[Parent, ...]:
+        return (self._artifact.parent(),)
 
     @property
     def target(self) -> TargetFingerprint | None:

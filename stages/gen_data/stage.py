@@ -20,6 +20,7 @@ from stages.artifacts import (
     artifact_state,
     merge_parts,
     open_artifact,
+    refuse_output,
     unfinished,
 )
 from stages.artifacts.conversations import shard_name, write_conversations
@@ -54,9 +55,21 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     if config.joins is not None:
         return GenDataResult.of(config.output, join_parts(config, config.joins), time.monotonic() - start)
     tally, scrubber = Tally(), Scrubber(config)
+    scrubber.refuse_report()
     target = load_for_engine(config)  # first, and tried: reading the sources may take long
     answering = answer_settings(config)
     refuse_unusable(target, answering)
+    settings = config.settings() | scrubber.settings()
+    if not config.dry_run:
+        refuse_output(
+            config.output,
+            "conversations",
+            settings,
+            target=target.fingerprint,
+            overwrite=config.overwrite,
+            part=config.part,
+            unknown="prompts_digest",
+        )
     chosen = choose(config, tally, scrubber, report)
     scrubber.write_report()
     if config.part is not None:
@@ -73,7 +86,7 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
     with ArtifactWriter.open(
         config.output,
         "conversations",
-        config.settings() | scrubber.settings() | {"prompts_digest": prompts_digest(chosen)},
+        settings | {"prompts_digest": prompts_digest(chosen)},
         target=target.fingerprint,
         overwrite=config.overwrite,
         part=config.part,

@@ -149,7 +149,7 @@ class ServedModel:
             max_new_tokens=limit,
             temperature=_first(request.temperature, self.temperature),
             top_p=_first(request.top_p, self.top_p),
-            top_k=self.top_k if request.top_k is None else max(request.top_k, 0),
+            top_k=self.top_k if request.top_k is None else min(max(request.top_k, 0), self.target.vocab_size),
             min_p=_first(request.min_p, self.min_p),
             repetition_penalty=_first(request.repetition_penalty, self.repetition_penalty),
             presence_penalty=request.presence_penalty or 0.0,

@@ -18,6 +18,9 @@ from stages.serve.engine_thread import EngineThread
 
 GRACE_S = 10.0
 FLUSH_S = 2.0
+# Longer than clients keep a connection that they do not use (5 s and more): it must not be closed just when
+# one of them sends its next request.
+KEEP_ALIVE_S = 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -83,6 +86,7 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         self._listener = listener

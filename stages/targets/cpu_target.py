@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kernels.cpu import DTYPES, PackedLinear, load_ops, pack_linears
+from stages.errors import EagleWarning
 from stages.targets.cpu_layers import CpuDecoder
 from stages.targets.slots import RowStep, SlotCache, SlotStep
 
@@ -35,7 +36,9 @@ def cpu_target(target: Target) -> CpuTarget | None:
     if target.device.type != "cpu" or target.dtype not in DTYPES:
         return None
     if (reason := load_ops()) is not None:
-        warnings.warn(f"decoding is slower than it could be, for want of CPU ops: {reason}", stacklevel=2)
+        warnings.warn(
+            f"decoding is slower than it could be, for want of CPU ops: {reason}", EagleWarning, stacklevel=2
+        )
         return None
     head = target.model.get_output_embeddings()
     output = PackedLinear(head) if PackedLinear.fits(head) else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from stages.errors import EagleError
 
@@ -59,27 +61,28 @@ def layer_stack(decoder: nn.Module) -> Sequence[nn.Module]:
     )
 
 
+def _remove_all(hooks: Sequence[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
 class FeatureTaps:
     """Catches the states entering ``layers`` of a decoder during its next forward.
 
     Equal to transformers' ``output_hidden_states[layer]`` for each of the layers. Use as a context
-    manager, or keep it for the life of the model.
+    manager, or keep it: the taps go when nothing holds it any more.
     """
 
     def __init__(self, decoder: nn.Module, layers: tuple[int, ...]) -> None:
         self._states: dict[int, Tensor] = {}
         self._layers = layers
         modules = layer_stack(decoder)
-        self._hooks = [
-            modules[layer].register_forward_pre_hook(self._keeper(layer), with_kwargs=True)
+        hooks = [
+            modules[layer].register_forward_pre_hook(_keeper(self._states, layer), with_kwargs=True)
             for layer in layers
         ]
-
-    def _keeper(self, layer: int) -> Callable[..., None]:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._states[layer] = args[0] if args else kwargs["hidden_states"]
-
-        return keep
+        # The decoder may outlive the taps; its hooks hold the states alone, so that the taps can go.
+        self._remove = finalize(self, _remove_all, hooks)
 
     def take(self, rows: Tensor | None = None, device: torch.device | None = None) -> Tensor:
         """The features of the last forward, concatenated low to high; forgets them.
@@ -98,11 +101,17 @@ class FeatureTaps:
         return torch.cat([state.to(device or state.device) for state in states], dim=-1)
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._remove()
 
     def __enter__(self) -> FeatureTaps:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _keeper(states: dict[int, Tensor], layer: int) -> Callable[..., None]:
+    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states[layer] = args[0] if args else kwargs["hidden_states"]
+
+    return keep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.config import ArtifactReaderConfig, Bytes, ChatTemplateConfig, CommonConfig
 from stages.features.config import FeatureSettings
@@ -81,7 +81,10 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         description="Number format of matrix products; auto is bfloat16. Weights are trained in float32.",
     )
 
-    features: str | None = Field(default=None, description="URI of the features artifact to learn from.")
+    features: list[str] = Field(
+        default_factory=list,
+        description="URI of features to learn from. May be given several times: the rows of all are mixed.",
+    )
     conversations: str | None = Field(
         default=None,
         description="URI of conversations to take features from while training, instead of --features: "
@@ -243,9 +246,14 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         default=0, ge=0, description="Seed of the initial weights, the order and the held-out choice."
     )
 
+    @field_validator("features", mode="before")
+    @classmethod
+    def _one(cls, given: object) -> object:
+        return [given] if isinstance(given, str) else given
+
     @model_validator(mode="after")
     def _one_source(self) -> TrainConfig:
-        if self.features is not None:
+        if self.features:
             for name in _ON_THE_FLY:
                 if getattr(self, name) != TrainConfig.model_fields[name].default:
                     raise ValueError(

@@ -123,7 +123,7 @@ def _target_name(config: TrainConfig, features: FeatureSource) -> str:
     name = config.target or (features.target.name if features.target else None)
     if name is None:
         raise EagleError(
-            f"--init layer needs the target, and {features.parent.uri} does not name it: give --target"
+            f"--init layer needs the target, and {features.parents[0].uri} does not name it: give --target"
         )
     return name
 

@@ -18,8 +18,9 @@ from typing import Any
 from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.features.index import RowIndex, label_counts
+from stages.features.joined import offline_features
 from stages.features.online import OnlineFeatures
-from stages.features.source import FeatureSource, OfflineFeatures
+from stages.features.source import FeatureSource
 from stages.heads import DraftHead, head_files
 from stages.progress import Reporter
 from stages.targets import load_target
@@ -131,8 +132,8 @@ def open_features(config: TrainConfig, ranks: Ranks, report: Reporter) -> Featur
     Raises:
         EagleError: several processes would each have the target compute all of them.
     """
-    if config.features is not None:
-        return OfflineFeatures(open_artifact(config.features, "features", config.verify))
+    if config.features:
+        return offline_features([open_artifact(uri, "features", config.verify) for uri in config.features])
     if ranks.size > 1:
         raise EagleError(
             f"features on the fly are for one process, and {ranks.size} train together: extract them first, "
@@ -166,7 +167,7 @@ def choose_rows(features: FeatureSource, config: TrainConfig) -> tuple[list[RowI
     rows = [row for shard in features.shards for row in shard.rows]
     if not rows:
         raise EagleError(
-            f"{features.parent.uri} has no supervised position, every loss mask is zero: make the "
+            f"{features.parents[0].uri} has no supervised position, every loss mask is zero: make the "
             "conversations again with eagle gen-data, and features from them"
         )
     return hold_out(rows, config.holdout, config.seed, most_held_out(features.shards))
@@ -274,7 +275,7 @@ def _open_writer(config: TrainConfig, features: FeatureSource, before: Artifact 
         config.output,
         "head",
         config.result_settings() | features.settings,
-        parents=[features.parent, *([before.parent()] if before else [])],
+        parents=[*features.parents, *([before.parent()] if before else [])],
         target=features.target,
         overwrite=config.overwrite,
     )

@@ -18,6 +18,7 @@ from stages.bench import stage
 from stages.bench.config import BenchConfig
 from stages.bench.parity import ParityResult
 from stages.bench.result import BenchResult
+from stages.decoding.parity import ParityRecord
 from stages.errors import EagleError
 from stages.features.layout import read_feature_shards
 from stages.heads import head_files
@@ -151,6 +152,19 @@ def test_features_that_have_moved_or_are_others(tiny_target: Target, features: s
         EagleError, match=r"are not the features that .* was trained on: give those as --trai"
     ):
         check(tiny_target, head, tmp_path / "report2", trained_on=others)
+
+
+def test_a_head_trained_on_several_features_is_replayed_from_all(
+    tiny_target: Target, features: str, tmp_path: Path
+) -> None:
+    sampled = features_artifact(tmp_path / "sampled", tiny_target, temperature=1.0)
+    head = trained(tmp_path / "head", features=[features, sampled], epochs=2)
+    record = ParityRecord.of(open_artifact(head, "head"))
+    found = check(tiny_target, head, tmp_path / "report").parity
+    assert found.rows == len(record.rows) > len(read_feature_shards(open_artifact(features, "features"))) // 2
+    assert found.logits_compared
+    with pytest.raises(EagleError, match=r"trained on 2 artifacts and --trained-on names 1: give each"):
+        check(tiny_target, head, tmp_path / "report2", trained_on=features)
 
 
 def test_a_head_trained_on_the_fly_is_replayed_from_its_conversations(

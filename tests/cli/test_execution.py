@@ -83,6 +83,19 @@ def test_quiet_shows_the_result_and_no_progress(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("[done] with answer\n", "")
 
 
+@pytest.mark.parametrize(("quiet", "shown"), [(False, "warning: no compiler\n"), (True, "")])
+def test_our_own_warnings_are_one_line_and_no_others_are_shown(quiet: bool, shown: str) -> None:
+    script = (
+        "import warnings\nfrom eagle_cli import environment\nfrom stages.errors import EagleWarning\n"
+        f"environment.prepare(quiet={quiet})\n"
+        "warnings.warn('of a library')\nwarnings.warn('no compiler', EagleWarning)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == shown
+
+
 def test_what_a_user_can_cause_is_one_line_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert probe("--act", "refuse", "--quiet") == 1
     assert capfd.readouterr() == ("", "error: prompts /nowhere do not exist; give a file\n")

@@ -162,6 +162,8 @@ def test_the_environment_stands_in_for_flags_and_loses_to_them(
         ("serve --target t --port 99999", "--port 99999: must be at most 65535"),
         ("serve --target t --device tpu", "--device tpu: must be one of auto, cpu, cuda"),
         ("inspect a b", "Unexpected argument: b ("),
+        ("bench --endpoint x --prompts p --output o", "--endpoint x: give NAME=URL"),
+        (f"inspect a --rows {2**63}", f"--rows {2**63}: is too large: at most {2**63 - 1}"),
         (
             "bench --target t --head h --output o --prompts a b",
             "Unexpected argument: b; each value needs its own --prompts: --prompts b",
@@ -178,6 +180,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
     assert message in err
     assert "env var" not in err
+
+
+def test_what_is_required_is_not_blank(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "head", "--output", " "]) == 2
+    assert "--output ' ': must not be empty" in capfd.readouterr().err
 
 
 def test_a_wrong_value_from_the_environment_is_said_to_be_from_there(

@@ -15,22 +15,14 @@ from torch import Tensor
 from stages.decoding import DecodeStats, Engine, FixedPlanner, GenerationRequest, SamplingParams, TreeConfig
 from stages.decoding.drafters import (
     Drafter,
-    DrafterChoice,
     EagleDrafter,
     MedusaDrafter,
     ModelDrafter,
     NgramDrafter,
-    NoDrafter,
-    OracleDrafter,
     growing,
-    make_drafter,
 )
-from stages.decoding.drafters.calibration import Calibration
 from stages.decoding.drafters.rows import DraftRows, Run
-from stages.decoding.drafters.strength import NoiseStrength, Pool, with_noise
-from stages.decoding.growth import Outcome
-from stages.decoding.tree import DraftTree, TreePlan
-from stages.errors import EagleError
+from stages.decoding.tree import TreePlan
 from stages.heads import DraftHead, HeadOptions, make_head
 from stages.targets import SlotCache, Target, load_target
 from tests.tiny import make_tiny_target
@@ -310,7 +302,7 @@ def test_the_rows_of_a_pass_are_the_same_with_the_ops_of_the_cpu_and_without() -
             device=torch.device("cpu"),
         )
         cache.data.normal_(generator=torch.Generator().manual_seed(0))
-        rows = replace(DraftRows.of(cache, runs), compiled=compiled)
+        rows = replace(DraftRows.of(cache, runs, [0] * 6, [0] * 6), compiled=compiled)
         query, key, value = (
             torch.randn(6, heads, 16, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)
         )
@@ -318,158 +310,6 @@ def test_the_rows_of_a_pass_are_the_same_with_the_ops_of_the_cpu_and_without() -
             results.append(rows.attend(0, query, key, value, scale=0.25, window=window))
     torch.testing.assert_close(results[0], results[2])
     torch.testing.assert_close(results[1], results[3])
-
-
-# Looking up.
-
-
-def looked_up(ids: list[int], plan: TreePlan, prompt: int = 1, least: int = 2, most: int = 4) -> DraftTree:
-    drafter = NgramDrafter(least, most)
-    drafter.start(0, ids[:prompt], SamplingParams())
-    drafter.extend([0], None, [ids[1:]])
-    return drafter.propose([0], [plan])[0]
-
-
-def test_ngram_proposes_what_followed_the_longest_match() -> None:
-    text = [1, 2, 3, 8, 8, 9, 2, 3, 7, 7, 1, 2, 3]
-    assert looked_up(text, TreeConfig.parse("chain:depth=3").plan(9)).tokens == (3, 8, 8, 9)
-    assert looked_up(text[6:], TreeConfig.parse("chain:depth=2").plan(9)).tokens == (3, 7, 7)
-
-
-def test_ngram_branches_where_matches_go_apart_the_frequent_way_first() -> None:
-    text = [1, 2, 3, 5, 1, 2, 4, 6, 1, 2, 3, 7, 1, 2]
-    tree = looked_up(
-        text, TreeConfig.parse("dynamic:depth=2,width=3,nodes=8,min_prob=0,expand_prob=0").plan(9)
-    )
-    assert tree.tokens == (2, 3, 4, 7, 5, 6)
-    assert tree.parents == (-1, 0, 0, 1, 1, 2)
-
-
-def test_ngram_without_a_match_proposes_nothing() -> None:
-    assert looked_up([1, 2, 3, 4], PLAN) == DraftTree.root_only(4)
-    assert looked_up([1, 2, 1], PLAN) == DraftTree.root_only(1)  # one token is too short a match
-    assert looked_up([1, 2, 1], PLAN, least=1).tokens[1] == 2
-
-
-# The oracle.
-
-
-@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_the_oracle_is_right_as_often_as_it_should_be(right: float) -> None:
-    prompt, output = [3, 1, 4], [random.Random(i).randrange(100) for i in range(1500)]
-    drafter = OracleDrafter(right, 100)
-    drafter.know(prompt, output)
-    drafter.start(0, prompt, SamplingParams())
-    drafter.extend([0], None, [[*prompt[1:], output[0]]])
-    done, trials, hits = 1, 0, 0
-    while done < len(output) - 6:
-        tree = drafter.propose([0], [PLAN])[0]
-        truth = output[done:]
-        node, count = 0, 0
-        while True:
-            children = [i for i, p in enumerate(tree.parents) if p == node]
-            if not children:
-                break
-            trials += 1
-            match = [i for i in children if tree.tokens[i] == truth[count]]
-            if not match:
-                break
-            assert match[0] == children[0]
-            hits, node, count = hits + 1, match[0], count + 1
-        drafter.extend([0], None, [truth[: count + 1]])
-        done += count + 1
-    assert hits / trials == pytest.approx(right, abs=0.04)
-
-
-def test_the_oracle_knows_no_other_prompt() -> None:
-    with pytest.raises(EagleError, match="no output for this prompt"):
-        OracleDrafter(0.5, 100).start(0, [1], SamplingParams())
-
-
-# Choosing.
-
-
-@pytest.mark.parametrize(
-    "text", ["none", "eagle3", "eagle1", "medusa", "ngram:min=2,max=5", "draft:models/small", "oracle:0.8"]
-)
-def test_a_drafters_text_reads_back_as_the_same_drafter(text: str) -> None:
-    assert str(DrafterChoice.parse(text)) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("eagle4", "unknown drafter 'eagle4'"),
-        ("eagle3:depth=2", "takes no settings"),
-        ("ngram:size=2", "takes min and max"),
-        ("ngram:min=5,max=2", "min is at least 1"),
-        ("ngram:min=x", "takes min and max"),
-        ("draft", "needs a model"),
-        ("oracle", "takes a probability"),
-        ("oracle:1.5", "takes a probability"),
-    ],
-)
-def test_a_wrong_drafter_text_is_refused(text: str, complaint: str) -> None:
-    with pytest.raises(EagleError, match=complaint):
-        DrafterChoice.parse(text)
-
-
-def test_a_drafter_that_does_not_go_with_what_is_there_is_refused(tiny_target: Target, tmp_path) -> None:
-    with pytest.raises(EagleError, match="eagle1 needs a head of that kind, and none was given"):
-        make_drafter(DrafterChoice.parse("eagle1"), tiny_target)
-    with pytest.raises(EagleError, match="the one given is eagle3"):
-        make_drafter(DrafterChoice.parse("medusa"), tiny_target, HEADS["eagle3"](tiny_target))
-    other = make_tiny_target(tmp_path / "other", vocab=300)
-    with pytest.raises(EagleError, match="another tokenizer"):
-        make_drafter(DrafterChoice("draft", model=str(other)), tiny_target)
-    assert isinstance(make_drafter(DrafterChoice("none"), tiny_target), NoDrafter)
-
-
-# Noise in the ranking.
-
-
-def pools(sharper: float, count: int, seed: int = 0) -> list[tuple[Pool, int]]:
-    """Draws of a target that is sharper than its drafter, which hedges what it does not know."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for _ in range(count):
-        q = (2 * torch.randn(40, generator=generator)).log_softmax(-1)
-        noise = -(-torch.rand(40, generator=generator).log()).log()
-        p = sharper * q + (sharper - 1) * torch.randn(40, generator=generator)
-        made.append((Pool(torch.arange(40) + 100, q, noise, depth=1), 100 + int((p + noise).argmax())))
-    return made
-
-
-def hits(made: Sequence[tuple[Pool, int]], strength: float) -> int:
-    found = 0
-    for pool, drawn in made:
-        best = int(with_noise(pool.log_probs[None], pool.noise[None], torch.tensor([[strength]])).argmax())
-        found += int(pool.ids[best]) == drawn
-    return found
-
-
-def test_the_strength_of_the_noise_falls_with_what_the_drafter_knows_and_raises_acceptance() -> None:
-    found = []
-    for sharper in (1.0, 2.0, 4.0):
-        strength = NoiseStrength()
-        for pool, drawn in pools(sharper, 300):
-            strength.observe(1.0, pool, drawn)
-        found.append(strength.at(1.0, 1))
-        held_out = pools(sharper, 400, seed=1)
-        assert hits(held_out, found[-1]) >= hits(held_out, 0.0)
-    assert found[0] == 1.0
-    assert found[0] > found[1] > found[2]
-
-
-def test_chances_with_noise_sum_to_one_over_the_pool_and_the_rest() -> None:
-    q = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    noise = torch.rand(2, 50)
-    whole = with_noise(q, noise, torch.tensor([[0.5], [0.0]]))
-    torch.testing.assert_close(
-        whole, (q + torch.tensor([[0.5], [0.0]]) * noise).log_softmax(-1), atol=1e-4, rtol=0
-    )
-    part = with_noise(q[:, :10], noise[:, :10], torch.zeros(2, 1))
-    torch.testing.assert_close(part, q[:, :10], atol=1e-5, rtol=0)
 
 
 def test_greedy_sequences_of_a_batch_are_ranked_as_alone(tiny_target: Target) -> None:
@@ -481,21 +321,3 @@ def test_greedy_sequences_of_a_batch_are_ranked_as_alone(tiny_target: Target) ->
     greedy, sampled = drafter.propose([0, 1], [PLAN, PLAN])
     assert drafter.propose([0], [PLAN]) == [greedy]
     assert sampled != greedy
-
-
-def test_calibration_learns_how_often_children_are_accepted() -> None:
-    def worth(stated: float) -> float:
-        return stated**2 / (stated**2 + 2 * (1 - stated) ** 2)
-
-    calibration, source = Calibration(), random.Random(0)
-    for _ in range(3000):
-        stated = source.uniform(0.05, 0.95)
-        hit = source.random() < worth(stated)
-        second = Outcome(1, 0.25, 1.0, 1, source.random() < worth(0.25))
-        calibration.observe([Outcome(1, stated, 1.0, 0, hit), second])
-    for stated in (0.3, 0.6, 0.9):
-        assert calibration.probability(1, stated) == pytest.approx(worth(stated), abs=0.06)
-    assert calibration.probability(2, 0.6) == pytest.approx(0.6, abs=0.01)  # never observed
-    first, second = calibration.expected(1, 1.0)[:2]
-    assert first == pytest.approx(0.45, abs=0.1)
-    assert second == pytest.approx(worth(0.25), abs=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -115,7 +116,7 @@ def test_the_drafter_gets_the_true_feature_of_every_token_and_the_token_after_it
 
 def test_a_head_trained_on_other_feature_layers_gets_the_features_of_those(tiny_target: Target) -> None:
     config = Eagle3Config.from_target(tiny_target.config, tiny_target.vocab_size, (1, 3, 7))
-    model = EagleModel(tiny_target, Eagle3Head(config).eval())
+    model = EagleModel(tiny_target, Eagle3Head(config).eval(), TreeConfig.parse("dynamic"))
     prompt, params = random_prompt(random.Random(6), tiny_target), SamplingParams(max_new_tokens=20)
     plain = model.generate(prompt, params, speculative=False).token_ids
     oracle = model.engine.drafter = OracleDrafter(plain, tiny_target.vocab_size, right=0.8, seed=0)
@@ -125,6 +126,21 @@ def test_a_head_trained_on_other_feature_layers_gets_the_features_of_those(tiny_
         expected = taps.take()[0]
     features = stacked(oracle.features)
     torch.testing.assert_close(features, expected[: len(features)], rtol=1e-4, atol=1e-4)
+
+
+def test_an_engine_that_is_gone_leaves_no_hooks_on_its_target(
+    tiny_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(tiny_target), "cpu", None)  # module by module, as on a GPU
+    layers = tiny_target.feature_layers
+    before = [len(layer._forward_pre_hooks) for layer in tiny_target.decoder.layers]
+    engine = decoder(tiny_target)
+    decode(engine, [5, 6, 7], SamplingParams(max_new_tokens=3))
+    hooked = [len(layer._forward_pre_hooks) for layer in tiny_target.decoder.layers]
+    assert hooked == [count + (i in layers) for i, count in enumerate(before)]
+    del engine
+    gc.collect()
+    assert [len(layer._forward_pre_hooks) for layer in tiny_target.decoder.layers] == before
 
 
 def test_output_ends_at_the_first_end_id_inside_an_accepted_block(tiny_target: Target) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.decoding import EagleModel, SamplingParams
+from stages.decoding import EagleModel, SamplingParams, TreeConfig
 from stages.errors import EagleError
 from stages.targets import Target
 from tests.decoding.test_engine import random_head
@@ -14,7 +14,8 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def model(tiny_target: Target) -> EagleModel:
-    return EagleModel(tiny_target, random_head(tiny_target), max_batch=3)
+    tree = TreeConfig.parse("dynamic")
+    return EagleModel(tiny_target, random_head(tiny_target), tree, max_batch=3)
 
 
 def test_a_batch_gives_what_its_prompts_give_alone(model: EagleModel) -> None:

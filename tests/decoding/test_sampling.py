@@ -18,14 +18,24 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels import accept_tree, gumbel_noise
-from stages.decoding.sampling import SamplingParams, TokenHistory, filter_logits, process_logits
+from kernels import accept_tree, filter_floor, gumbel_noise
+from stages.decoding.sampling import SamplingParams, SamplingTensors, TokenHistory, process_logits
 from stages.decoding.tree import DraftTree
 from stages.errors import EagleError
 
 
 def random_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def filtered(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Logits [B, N, V] of sequences with these parameters, -inf where their filters rule out."""
+    keys = SamplingTensors.of(params, logits.device)
+    if keys.filters is None:
+        return logits
+    floor = filter_floor(logits, keys.temperature, keys.filters)
+    heat = torch.where(keys.temperature > 0, keys.temperature, 1.0)[:, None, None]
+    return logits.masked_fill(logits / heat < floor[..., None], -torch.inf)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -38,7 +48,7 @@ def random_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
         (1000, 0.95, 0.0),
         (0, 1.0, 0.05),
         (50, 0.97, 0.02),
-        (0, 0.99, 0.0),  # more tokens than are looked at first
+        (0, 0.99, 0.0),
     ],
 )
 def test_filters_keep_the_tokens_that_transformers_keeps(
@@ -46,7 +56,7 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
 ) -> None:
     logits = random_logits(1, 6, 900)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept = filter_logits(logits, [params])[0].isfinite()
+    kept = filtered(logits, [params])[0].isfinite()
     expected = TemperatureLogitsWarper(temperature)(None, logits[0])
     if top_k:
         expected = TopKLogitsWarper(top_k)(None, expected)
@@ -65,9 +75,9 @@ def test_each_sequence_of_a_batch_is_filtered_by_its_own_parameters() -> None:
         SamplingParams(temperature=0.7),
         SamplingParams(temperature=1.3, top_p=0.5, min_p=0.1),
     ]
-    together = filter_logits(logits, params)
+    together = filtered(logits, params)
     for row, alone, p in zip(together, logits, params, strict=True):
-        assert torch.equal(row, filter_logits(alone[None], [p])[0].float())
+        assert torch.equal(row, filtered(alone[None], [p])[0])
     assert together[0].isfinite().all()  # greedy
     assert int(together[1].isfinite().sum()) == 6
 
@@ -137,7 +147,7 @@ def test_a_mask_is_asked_with_each_nodes_own_output() -> None:
     history.extend([5])
     tree = DraftTree((5, 4, 6, 3), (-1, 0, 0, 1), (0, 1, 1, 2))
     params = SamplingParams(temperature=1.0, top_k=3, token_mask=even_after_odd)
-    processed = process_logits(random_logits(1, 4, 10), [params], [history], [tree])[0]
+    processed = filtered(process_logits(random_logits(1, 4, 10), [params], [history], [tree]), [params])[0]
     assert asked == [[5], [5, 4], [5, 6], [5, 4, 3]]
     for row, last in zip(processed, (5, 4, 6, 3), strict=True):
         kept = row.isfinite().nonzero()[:, 0]
@@ -222,7 +232,7 @@ def exact(params: SamplingParams, prompt: list[int], output: list[int]) -> Tenso
 
 
 def processed(params: SamplingParams, prompt: list[int], tree: DraftTree, output: list[int]) -> Tensor:
-    """What the nodes' tokens are drawn from, [N, V]."""
+    """What the nodes' tokens are drawn from, by those that the filters keep: [N, V]."""
     history = TokenHistory(prompt)
     history.extend(output)
     return process_logits(TARGET[list(tree.tokens)][None], [params], [history], [tree])[0]
@@ -230,6 +240,7 @@ def processed(params: SamplingParams, prompt: list[int], tree: DraftTree, output
 
 def drawn(logits: Tensor, position: int, params: SamplingParams, seeds: Tensor) -> Tensor:
     """What a node with these logits [V] draws under each seed, its own token standing at ``position``."""
+    logits = filtered(logits[None, None], [params])[0, 0]
     at = torch.full_like(seeds, position + 1)
     noise = gumbel_noise(seeds, torch.zeros_like(seeds), at, torch.arange(VOCAB).expand(len(seeds), -1))
     return (logits / params.temperature + noise).argmax(-1)
@@ -248,9 +259,11 @@ def drawn_pairs(params: SamplingParams, prompt: list[int], tree: DraftTree, seed
     few = seeds[:200]
     rows = (tree.tokens, tree.parents, [root + depth for depth in tree.depths])
     tokens, parents, positions = (torch.tensor([row]).expand(len(few), -1) for row in rows)
-    heat, zero = torch.full((len(few),), params.temperature), torch.zeros_like(few)
+    keys = SamplingTensors.of([params] * len(few), few.device)
     rows = logits.expand(len(few), -1, -1)
-    accepted = accept_tree(rows, tokens, parents, positions, heat, few, zero)
+    accepted = accept_tree(
+        rows, tokens, parents, positions, keys.temperature, few, keys.sample, filters=keys.filters
+    )
     assert torch.equal(accepted.drawn, at_nodes[: len(few)])
 
     first = at_nodes[:, 0]

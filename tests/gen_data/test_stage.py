@@ -238,7 +238,7 @@ def test_joining_too_early_names_the_parts_that_are_missing_whichever_they_are(f
     with pytest.raises(EagleError, match="seed 0, now 1"):
         run(joined.model_copy(update={"seed": 1}), QUIET)
     write_jsonl(folder / "later.jsonl", ROWS[:3])
-    with pytest.raises(EagleError, match="other content of prompts"):
+    with pytest.raises(EagleError, match=r"other settings \(prompts .*later.jsonl"):
         run(joined.model_copy(update={"shard_index": 0, "prompts": [str(folder / "later.jsonl")]}), QUIET)
 
 
@@ -263,6 +263,40 @@ def test_what_is_wrong_with_a_target_shows_before_the_sources_are_read(folder):
     ):
         with pytest.raises(EagleError, match=message):
             run(config(folder, "x", **changes, **sources), QUIET)
+
+
+def test_what_is_wrong_with_an_output_shows_before_the_sources_are_read(folder, whole):
+    sources = {"prompts": [str(folder / "not-there.jsonl")]}
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "notes.txt").write_text("mine")
+    for changes, message in (
+        ({"output": str(folder / "whole")}, r"made with other settings \(prompts"),
+        ({"output": str(folder / "foreign")}, "holds something that is no artifact"),
+        ({"output": str(folder / "prompts.jsonl")}, "is a file"),
+        ({"output": "http://localhost:9/x"}, "can only be read"),
+        ({"output": "nothing://x/y"}, "no URI eagle can open"),
+        ({"output": str(folder / "x"), "num_shards": 2, "shard_index": 0}, "not-there.jsonl not found"),
+    ):
+        with pytest.raises(EagleError, match=message):
+            run(config(folder, "x", **sources).model_copy(update=changes), QUIET)
+    assert (folder / "foreign" / "notes.txt").read_text() == "mine"
+
+
+def test_a_report_of_findings_replaces_no_file_of_another_kind(folder):
+    prompts = folder / "kept.jsonl"
+    write_jsonl(prompts, ROWS[:3])
+    before = prompts.read_bytes()
+    given = config(folder, "kept", prompts=[str(prompts)], pii_report=str(prompts))
+    with pytest.raises(EagleError, match=r"kept\.jsonl is a file that holds something else"):
+        run(given, QUIET)
+    assert prompts.read_bytes() == before
+    with pytest.raises(EagleError, match="is a folder"):
+        run(given.model_copy(update={"pii_report": str(folder)}), QUIET)
+    found = folder / "found.jsonl"
+    for changes in ({}, {"seed": 1, "overwrite": True}):
+        write_jsonl(prompts, ROWS[10:12])
+        run(given.model_copy(update={"pii_report": str(found), **changes}), QUIET)
+        assert found.read_text().count("EMAIL_ADDRESS") == 2
 
 
 def test_a_template_that_refuses_all_prompts_says_why(folder):
@@ -349,6 +383,8 @@ def test_a_chat_template_can_be_given_and_is_part_of_the_targets_identity(folder
     [
         {"prompts": []},
         {"max_prompts": 0},
+        {"max_prompts": 2**63},
+        {"target": " "},
         {"temperature": -1},
         {"top_p": 0},
         {"unknown": 1},

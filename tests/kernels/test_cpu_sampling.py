@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels.accept
-from kernels import accept_tree, gumbel_noise
+import kernels.filters
+from kernels import Filters, draw_tokens, filter_floor, gumbel_noise
 from kernels.cpu import load_ops
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
@@ -18,16 +19,20 @@ OPS = torch.ops.eagle_cpu
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
 
-def drawn(logits: Tensor, keys: tuple[Tensor, Tensor, Tensor, Tensor], *, by_op: bool = True) -> Tensor:
-    """Tokens [M] of logits [M, V], each row a tree of its own; keys: temperature, seed, sample, position."""
+def drawn(
+    logits: Tensor,
+    keys: tuple[Tensor, Tensor, Tensor, Tensor],
+    filters: Filters | None = None,
+    *,
+    by_op: bool = True,
+) -> Tensor:
+    """Tokens [M] of logits [M, V]; keys: temperature, seed, sample, position."""
     temperature, seed, sample, position = keys
-    root = torch.full_like(seed, -1)[:, None]
     with pytest.MonkeyPatch.context() as patch:
         if not by_op:
-            patch.setattr(kernels.accept, "ops_loaded", lambda: False)
-        # The token drawn stands one position behind the node.
-        at = position[:, None] - 1
-        return accept_tree(logits[:, None], root, root, at, temperature, seed, sample).token
+            for module in (kernels.accept, kernels.filters):
+                patch.setattr(module, "ops_loaded", lambda: False)
+        return draw_tokens(logits, position, temperature, seed, sample, filters=filters)
 
 
 @settings(deadline=None, max_examples=150)
@@ -85,6 +90,64 @@ def test_two_tokens_that_only_rounding_tells_apart_are_left_to_it() -> None:
         logits[0, 120] += 1e-3  # and now they are not
         assert int(OPS.draw(logits, *keys)) == 120
     assert left_to_it == 59
+
+
+some_filters = st.tuples(
+    st.sampled_from([0, 1, 2, 50, 3000, 10**6]),
+    st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+    st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from([1, 3, 64, 500, 4099, 20000]),
+    st.lists(some_filters, min_size=4, max_size=4),
+    st.lists(st.sampled_from([0.0, 0.05, 0.7, 1.0, 1.9]), min_size=4, max_size=4),
+    st.sampled_from([0.0, 0.3, 3.0, 20.0]),
+    st.sampled_from([None, 2, 8]),
+    st.sampled_from([0.0, 0.5, 0.99]),
+    dtypes,
+    st.integers(0, 10**6),
+)
+def test_rows_are_filtered_as_torch_filters_them(
+    vocab: int,
+    asked: list[tuple[int, float, float]],
+    temperatures: list[float],
+    spread: float,
+    steps: int | None,
+    ruled_out: float,
+    dtype: torch.dtype,
+    case: int,
+) -> None:
+    """Bit for bit, and so are the tokens drawn: few values (``steps``) make many ties."""
+    rows = len(asked)
+    generator = torch.Generator().manual_seed(case)
+    logits = spread * torch.randn(rows, vocab, generator=generator)
+    logits = logits if steps is None else (logits * steps).round() / steps
+    masked = torch.rand(rows, vocab, generator=generator) < ruled_out
+    masked[:, case % vocab] = False
+    logits = logits.masked_fill(masked, -torch.inf).to(dtype)
+    top_k, top_p, min_p = map(torch.tensor, zip(*asked, strict=True))
+    filters, heat = Filters(top_k, top_p, min_p), torch.tensor(temperatures)
+    floor = filter_floor(logits[:, None], heat, filters)
+    assert torch.equal(floor, kernels.filters.filter_floor_torch(logits[:, None], heat, filters))
+    keys = heat, torch.full((rows,), case), torch.arange(rows), torch.arange(rows) + 1
+    assert torch.equal(drawn(logits, keys, filters), drawn(logits, keys, filters, by_op=False))
+
+
+def test_a_nucleus_that_only_rounding_bounds_is_left_to_it() -> None:
+    """Half of the mass lies on one of two tokens, so that top-p 0.5 keeps one or both."""
+    logits = torch.tensor([[1.0, 1.0, *[-200.0] * 30]])
+    logits[0, 1] = torch.nextafter(logits[0, 0], torch.tensor(0.0))
+    heat, k, p = torch.tensor([1.0]), torch.tensor([0]), torch.tensor([0.5])
+    least = torch.tensor([-torch.inf])
+    assert OPS.filter_floor(logits, heat, k, p, least) == 1.0  # by 2^-24 of the mass, which double tells
+    logits[0, 1] = 1.0
+    # The first of two equal halves ends where the second begins.
+    assert OPS.filter_floor(logits, heat, k, p, least).isnan()
+    filters = Filters(k, p, torch.tensor([0.0]))
+    assert filter_floor(logits[:, None], heat, filters) == 1.0
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import Filters, accept_tree, allowed_tokens, filter_floor
-from stages.decoding.sampling import SamplingParams, filter_logits
 
 
 def kept_by_definition(
@@ -75,29 +74,3 @@ def test_only_allowed_and_kept_tokens_are_drawn():
         allowed=allowed,
     ).token
     assert set(tokens.tolist()) == {0, 1, 2}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    size=st.sampled_from([5, 50, 600]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    params=st.lists(
-        st.builds(
-            SamplingParams,
-            temperature=st.sampled_from([0.0, 0.3, 1.0, 1.5]),
-            top_k=st.sampled_from([0, 1, 5, 40]),
-            top_p=st.sampled_from([1.0, 0.5, 0.95]),
-            min_p=st.sampled_from([0.0, 0.05, 0.3]),
-        ),
-        min_size=2,
-        max_size=2,
-    ),
-)
-def test_the_engine_s_own_filters_keep_the_same_tokens(seed, size, dtype, params):
-    logits = (3 * torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))).to(dtype)
-    heat = torch.tensor([p.temperature for p in params])
-    filters = Filters(*(torch.tensor([getattr(p, n) for p in params]) for n in ("top_k", "top_p", "min_p")))
-    floor = filter_floor(logits, heat, filters)
-    kept = logits.float() / torch.where(heat > 0, heat, 1.0)[:, None, None] >= floor[..., None]
-    assert torch.equal(kept, filter_logits(logits, params) > -torch.inf)

@@ -83,7 +83,7 @@ def running_server(
         assert not thread.is_alive()
 
 
-def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def soon(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether `condition` comes true within some seconds."""
     end = time.monotonic() + seconds
     while not condition():

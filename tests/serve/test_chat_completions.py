@@ -337,5 +337,7 @@ def test_the_targets_generation_config_gives_the_defaults(target: Target) -> Non
     assert params.max_new_tokens == 12
     params = served.sampling(request.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": -1}), 500)
     assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 0)
+    params = served.sampling(request.model_copy(update={"top_k": 2**63}), 500)
+    assert params.top_k == served.target.vocab_size
     assert served.unsupported_defaults() == ["typical_p=0.9"]
     assert (ServedModel.of(target).temperature, ServedModel.of(target).top_p) == (1.0, 1.0)

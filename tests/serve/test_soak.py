@@ -35,7 +35,7 @@ from tests.tiny import make_tiny_target
 
 CLIENTS = 24
 SLOTS, QUEUE = 4, 8
-PATIENCE = 1500  # seconds, for 10,000 tokens on a busy machine
+PATIENCE = 3000  # seconds that anything may take on a busy machine
 LEAVING, BROKEN = 0.20, 0.05
 WORDS = [
     "hello",
@@ -120,13 +120,13 @@ class Crowd:
     def run(self, requests: range) -> None:
         """Sends the requests, many at once. Raises what any of them has found wrong."""
         with ThreadPoolExecutor(CLIENTS) as clients:
-            for _ in clients.map(self._ask, requests, timeout=3600):
+            for _ in clients.map(self._ask, requests, timeout=2 * PATIENCE):
                 pass
 
     def _ask(self, number: int) -> None:
         rng = random.Random(number)
         asked, dice = rng.choice(self.asked), rng.random()
-        with httpx.Client(base_url=self.url, timeout=120) as client:
+        with httpx.Client(base_url=self.url, timeout=PATIENCE) as client:
             if dice < BROKEN:
                 self._send_broken(rng, client, asked)
             elif dice < BROKEN + LEAVING:
@@ -274,7 +274,7 @@ def test_100_mixed_requests(crowded: RunningServer, plain: EagleModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * PATIENCE)
 def test_2000_mixed_requests(crowded: RunningServer, plain: EagleModel) -> None:
     crowd = Crowd(crowded.url, alone(plain, 64))
     crowd.run(range(2000))
@@ -282,7 +282,7 @@ def test_2000_mixed_requests(crowded: RunningServer, plain: EagleModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * PATIENCE)
 def test_a_server_does_not_grow_with_the_requests_it_has_answered(
     tiny_folder: Path, head_folder: str, plain: EagleModel
 ) -> None:
@@ -363,7 +363,7 @@ def test_a_slow_reader_gets_all_of_its_answer_and_holds_up_nobody(target: Target
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3 * PATIENCE)
 def test_an_answer_of_10_000_tokens(tmp_path: Path) -> None:
     folder = make_tiny_target(tmp_path / "long", max_length=10_100, layers=7)
     model = EagleModel(load_target(str(folder), device="cpu", dtype="float32"), max_batch=2)

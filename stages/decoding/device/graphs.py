@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.decoding.device.cycle import Cycle
+from stages.errors import EagleWarning
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class PaddedCycle:
                 reason = " ".join(str(error).split())[:200]
                 warnings.warn(
                     f"cycles are launched step by step, as this target cannot be captured: {reason}",
+                    EagleWarning,
                     stacklevel=2,
                 )
                 self._captures = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -32,9 +30,9 @@ class ModelDrafter(GrowingDrafter):
         self._vocab_size = min(model.vocab_size, target.vocab_size)
         super().__init__(cache, torch.arange(self._vocab_size, device=model.device), calibrations)
 
-    def forward(self, tokens: Tensor, positions: Tensor, rows: DraftRows) -> Tensor:
-        """One pass of the model over rows of any sequences: tokens and positions int64 [M] to states [M,
-        h]."""
+    def forward(self, rows: DraftRows) -> Tensor:
+        """One pass of the model over rows of any sequences: states [M, h]."""
+        tokens, positions = rows.tokens, rows.positions
         if rows.compiled:
             return self._decode(tokens, positions, RowStep(rows.places, self.cache.where))
         parts = [
@@ -61,13 +59,11 @@ class ModelDrafter(GrowingDrafter):
         words = torch.tensor([run.words], device=self.cache.data.device)
         return SlotStep.tree(self.cache, run.slot, [run.length], words, offset=run.offset)
 
-    def _take_in(
-        self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
-    ) -> Tensor:
-        return self.forward(tokens, torch.tensor(positions, device=tokens.device), rows)
+    def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:
+        return self.forward(rows)
 
-    def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
-        return self.forward(tokens, torch.tensor(positions, device=tokens.device), rows)
+    def _run(self, parents: Tensor, rows: DraftRows) -> Tensor:
+        return self.forward(rows)
 
     def _logits(self, states: Tensor) -> Tensor:
         return self.model.logits(states)[:, : self._vocab_size]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from stages.decoding.drafters.calibration import Calibrations
@@ -44,39 +41,33 @@ class EagleDrafter(GrowingDrafter):
         self._cpu = CpuHead.of(head)
         super().__init__(cache, head.draft_ids, calibrations)
 
-    def forward(self, feature: Tensor, tokens: Tensor, positions: Tensor, rows: DraftRows) -> Tensor:
+    def forward(self, feature: Tensor, rows: DraftRows) -> Tensor:
         """One pass of the head over rows of any sequences.
 
         Args:
             feature: [M, h], fused of the target's states or fed back.
-            tokens: int64 [M].
-            positions: int64 [M].
-            rows: where the rows' keys and values go, and what they see.
+            rows: their tokens, where their keys and values go, and what they see.
 
         Returns:
             The last layer's output [M, h].
         """
         if self._cpu is not None:
             step = RowStep(rows.places, rows.cache.where)
-            return self._cpu.forward(tokens, feature, positions, step, rows.cache.rows)
+            return self._cpu.forward(rows.tokens, feature, rows.positions, step, rows.cache.rows)
         window = self.head.config.sliding_window
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return rows.attend(layer, query, key, value, scale=self._scale, window=window)
 
-        return self.head(tokens, feature, positions, attend)
+        return self.head(rows.tokens, feature, rows.positions, attend)
 
-    def _take_in(
-        self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
-    ) -> Tensor:
+    def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:
         assert states is not None, "an EAGLE head needs the target's states"
-        at = torch.tensor(positions, device=tokens.device)
         feature = (self._cpu or self.head).fuse(states.to(self.cache.data.dtype))
-        return self.forward(feature, tokens, at, rows)
+        return self.forward(feature, rows)
 
-    def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
-        at = torch.tensor(positions, device=tokens.device)
-        return self.forward(self.head.feedback(parents), tokens, at, rows)
+    def _run(self, parents: Tensor, rows: DraftRows) -> Tensor:
+        return self.forward(self.head.feedback(parents), rows)
 
     def _logits(self, states: Tensor) -> Tensor:
         return (self._cpu or self.head).logits(states)

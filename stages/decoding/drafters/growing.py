@@ -106,7 +106,6 @@ class GrowingDrafter(ABC):
         self.passes: list[int] = []
         self.ranking = Ranking(draft_ids, self.calibrations)
         self.cache = cache
-        self._device = draft_ids.device
         self._sequences: Slots[Followed] = Slots()
 
     def start(
@@ -203,15 +202,14 @@ class GrowingDrafter(ABC):
                     )
             parents = [draft.places[draft.growth.parent(candidate)] for draft, candidate in nodes]
             self.passes.append(len(nodes))
-            fresh = self._run(
-                _joined(passed, parents),
-                torch.tensor(
-                    [draft.growth.token(candidate) for draft, candidate in nodes], device=self._device
-                ),
+            rows = DraftRows.of(
+                self.cache,
+                runs,
+                [draft.growth.token(candidate) for draft, candidate in nodes],
                 # The children of the root stand one position behind the stable rows.
                 [draft.sequence.length + draft.growth.depth(candidate) - 1 for draft, candidate in nodes],
-                DraftRows.of(self.cache, runs),
             )
+            fresh = self._run(_joined(passed, parents), rows)
             for row, (draft, candidate) in enumerate(nodes, start=sum(map(len, passed))):
                 draft.places[candidate] = row
             passed.append(fresh)
@@ -229,12 +227,10 @@ class GrowingDrafter(ABC):
             runs.append(Run(slot, begin, begin + len(sequence.waiting), sequence.length))
         self.passes.append(runs[-1].end)
         given = [states for sequence in sequences for states in sequence.states]
-        hidden = self._take_in(
-            _joined(given) if given else None,
-            torch.tensor([t for sequence in sequences for t in sequence.waiting], device=self._device),
-            [p for run in runs for p in range(run.length, run.size)],
-            DraftRows.of(self.cache, runs),
-        )
+        tokens = [t for sequence in sequences for t in sequence.waiting]
+        positions = [p for run in runs for p in range(run.length, run.size)]
+        rows = DraftRows.of(self.cache, runs, tokens, positions)
+        hidden = self._take_in(_joined(given) if given else None, rows)
         for run, sequence in zip(runs, sequences, strict=True):
             sequence.state = hidden[run.end - 1]
             sequence.length = run.size
@@ -273,14 +269,12 @@ class GrowingDrafter(ABC):
                     row.masked_fill_(~allowed, _RULED_OUT)
 
     @abstractmethod
-    def _take_in(
-        self, states: Tensor | None, tokens: Tensor, positions: Sequence[int], rows: DraftRows
-    ) -> Tensor:
-        """Run verified tokens [M]; states [M, w] are the target's."""
+    def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:
+        """Run M verified tokens; states [M, w] are the target's."""
 
     @abstractmethod
-    def _run(self, parents: Tensor, tokens: Tensor, positions: Sequence[int], rows: DraftRows) -> Tensor:
-        """Run drafted tokens [M] below nodes with the states parents [M, h]: their own states [M, h]."""
+    def _run(self, parents: Tensor, rows: DraftRows) -> Tensor:
+        """Run M drafted tokens below nodes with the states parents [M, h]: their own states [M, h]."""
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:

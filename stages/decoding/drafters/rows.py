@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stages.decoding.row_tensors import Place, row_tensors
 from stages.targets import SlotCache
 
 
@@ -35,7 +36,7 @@ class Run:
         """Rows of the slot when this pass has stored its own."""
         return self.length + self.offset + self.end - self.begin
 
-    def places(self) -> list[tuple[int, int, int, int]]:
+    def places(self) -> list[Place]:
         """See `DraftRows.places`."""
         rows = range(self.length + self.offset, self.size)
         if self.words is None:
@@ -45,8 +46,9 @@ class Run:
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Where each row of a pass over M rows is stored, and what it sees.
+    """The rows of a pass over M of them: where each is stored, and what it sees.
 
+    tokens, positions: int64 [M].
     places: int64 [M, 4]: slot, cache row, rows of the prefix it sees, and its ancestor word (bit j: it sees
         row prefix + j too, itself among them).
     compiled: whether the CPU ops of ``kernels.cpu`` are loaded and know this cache.
@@ -54,15 +56,20 @@ class DraftRows:
 
     cache: SlotCache
     runs: tuple[Run, ...]
+    tokens: Tensor
+    positions: Tensor
     places: Tensor
     compiled: bool
 
     @classmethod
-    def of(cls, cache: SlotCache, runs: Sequence[Run]) -> DraftRows:
+    def of(
+        cls, cache: SlotCache, runs: Sequence[Run], tokens: Sequence[int], positions: Sequence[int]
+    ) -> DraftRows:
         """Makes room in the cache for what the runs store."""
         cache.reserve(max(run.size for run in runs))
         places = [place for run in runs for place in run.places()]
-        return cls(cache, tuple(runs), torch.tensor(places, device=cache.data.device), _has_ops(cache.data))
+        tensors = row_tensors(tokens, positions, places, cache.data.device)
+        return cls(cache, tuple(runs), *tensors, _has_ops(cache.data))
 
     def attend(
         self,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stages.errors import EagleError
 from stages.gen_data.privacy.detector import Scan, Unscannable
 from stages.gen_data.privacy.finding import Finding, mask
 
@@ -16,6 +17,8 @@ SAMPLE = 100
 """Findings of a kind in the report, drawn at random from all of them."""
 
 SURROUNDINGS = 40
+_FIELDS = {"id", "source", "where"}
+_LONGEST_LINE = 1 << 20
 _LONG = 16
 _WORD = re.compile(r"[^\s\"'()<>,;:]+")
 _DIGITS = re.compile(r"\d")
@@ -62,6 +65,28 @@ class PrivacyReport:
     def lines(self) -> list[str]:
         """The sample by kind, in a random order that is always the same."""
         return [line for _, kept in sorted(self._kept.items()) for _, line in sorted(kept)]
+
+    def refuse_other_file(self) -> None:
+        """Raises EagleError: what is at the URI is no such report, and writing would destroy it."""
+        from stages.artifacts.uri import filesystem, storage_errors
+
+        fs, path = filesystem(self.uri)
+        with storage_errors(self.uri):
+            if not fs.exists(path):
+                return
+            if fs.isdir(path):
+                raise EagleError(f"--pii-report {self.uri} is a folder: give the name of a file")
+            with fs.open(path) as file:
+                first = file.readline(_LONGEST_LINE)
+        try:
+            line = json.loads(first) if first else {}
+            is_report = not first or line.keys() >= _FIELDS
+        except (AttributeError, ValueError):
+            is_report = False
+        if not is_report:
+            raise EagleError(
+                f"--pii-report {self.uri} is a file that holds something else: give the name of a new file"
+            )
 
     def write(self) -> None:
         """Raises EagleError: the file cannot be written."""

@@ -167,6 +167,11 @@ class Scrubber:
         """Counts nothing of the prompts: another part of the job array does."""
         self.found, self.rows = {}, Counter()
 
+    def refuse_report(self) -> None:
+        """Raises EagleError: --pii-report would replace a file that is no such report."""
+        if self._report is not None:
+            self._report.refuse_other_file()
+
     def write_report(self) -> None:
         """Writes the sample of --pii-report, if one was asked for.
 
