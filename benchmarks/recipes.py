@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="draft steps to measure")
     options = parser.parse_args()
     sources = [
-        [conversation.source for conversation in read_conversations(open_artifact(uri))]
+        [conversation.source for conversation in read_conversations(open_artifact(uri, "conversations"))]
         for uri in options.conversations
     ]
     lines = []
@@ -63,7 +63,7 @@ def main() -> None:
         given = [part for uri in options.features for part in ("--features", uri)]
         arguments = [*given, "--output", str(output), *shlex.split(flags)]
         subprocess.run([sys.executable, "-m", "eagle_cli", "train", *arguments], check=True)
-        artifact = open_artifact(str(output))
+        artifact = open_artifact(str(output), "head")
         counts = artifact.manifest.counts
         config = TrainConfig.model_validate(
             artifact.manifest.config | {"features": options.features, "output": "-"}
@@ -96,7 +96,7 @@ def measure(config: TrainConfig, head: Path, rows: Sequence[RowIndex], steps: in
     """What a head artifact is worth on these rows."""
     features = _features(config)
     batches = HeldOutRows(split_batches(rows, BATCH_TOKENS))
-    loaded = load_head(open_artifact(str(head)), dtype=torch.float32, device="cpu")
+    loaded = load_head(open_artifact(str(head), "head"), dtype=torch.float32, device="cpu")
     training = make_training(config, features, loaded, 1, Ranks())
     return training.evaluate(batches.batches(features), steps)
 
