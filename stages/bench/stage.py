@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from stages.artifacts import Artifact, ArtifactWriter, join, open_artifact
+from stages.artifacts import Artifact, ArtifactWriter, artifact_state, join, open_artifact
 from stages.bench import compare, parity
 from stages.bench.compare import Comparison
 from stages.bench.config import BenchConfig
@@ -76,6 +76,8 @@ def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | C
     parse_drafters(config.drafters)
     for line in config.launch:
         LaunchLine.parse(line, config.head)
+    if config.overwrite or artifact_state(config.output) != "complete":
+        _endpoints(config)  # a server that is not there is told before anything is loaded or written
     sets = read_prompt_sets(config.prompts, config.num_prompts)
     require_enough(sum(_most_requests(config, each) for each in sets), config.levels)
     sets = at_temperatures(sets, config.temperatures)
@@ -199,7 +201,7 @@ def measure_sweep(
 ) -> tuple[list[Turn], Sweep]:
     """Engines of this process, endpoints, and servers that are started here and stopped again, in turns."""
     require_enough(len(jobs) // len(config.temperatures), config.levels)
-    endpoints = [Endpoint(*each.split("=", 1)) for each in config.endpoint]
+    endpoints = _endpoints(config)
     with _launched(config, jobs, report) as launched:
         servers = [*endpoints, *launched]
         contestants = [*engines, *servers]
@@ -207,6 +209,11 @@ def measure_sweep(
         loads = loads_of(config)
         turns = run_sweep(contestants, jobs, loads, config.repeat, _sampling(config), writer, report)
     return turns, make_sweep(turns, jobs, names, [each.name for each in servers], config.repeat)
+
+
+def _endpoints(config: BenchConfig) -> list[Endpoint]:
+    """The servers of `--endpoint`, each asked for its model."""
+    return [Endpoint(*each.split("=", 1)) for each in config.endpoint]
 
 
 @contextmanager

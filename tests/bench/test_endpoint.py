@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages.artifacts import open_artifact
+from stages.artifacts import artifact_state, open_artifact
 from stages.bench import stage
 from stages.bench.config import BenchConfig
 from stages.bench.endpoint import Endpoint
@@ -151,3 +152,21 @@ def test_a_server_that_cannot_be_measured_is_named_in_one_line(
         with pytest.raises(EagleError, match=message) as error:
             endpoint.answer([(0, JOB)], 1, SamplingParams())
     assert "\n" not in str(error.value)
+
+
+def test_a_server_that_is_not_there_is_told_before_a_report_is_begun(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and not listening
+        config = BenchConfig(
+            target=str(target_folder),
+            drafters="none,ngram",
+            endpoint=[f"gone=http://127.0.0.1:{bound.getsockname()[1]}"],
+            prompts=["builtin:eval"],
+            concurrency="1",
+            output=str(tmp_path / "report"),
+        )
+        with pytest.raises(EagleError, match="gone"):
+            stage.run(config, Reporter(quiet=True))
+    assert artifact_state(config.output) == "missing"
