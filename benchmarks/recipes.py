@@ -12,6 +12,7 @@ prompt source apart, and a table is printed. All variants must hold out the same
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -64,7 +65,6 @@ def main() -> None:
         arguments = [*given, "--output", str(output), *shlex.split(flags)]
         subprocess.run([sys.executable, "-m", "eagle_cli", "train", *arguments], check=True)
         artifact = open_artifact(str(output), "head")
-        counts = artifact.manifest.counts
         config = TrainConfig.model_validate(
             artifact.manifest.config | {"features": options.features, "output": "-"}
         )
@@ -73,7 +73,8 @@ def main() -> None:
             for source, rows in by_source(config, sources).items()
         }
         total = sum(found.values(), Acceptance.none(options.steps))
-        cells = [name, f"{counts['train_tokens']:,}", f"{counts['seconds']:.0f}"]
+        last = json.loads(artifact.read("metrics.jsonl").splitlines()[-1])
+        cells = [name, f"{artifact.manifest.counts['train_tokens']:,}", f"{last['seconds']:.0f}"]
         cells += [described(acceptance) for acceptance in (*found.values(), total)]
         lines.append("| " + " | ".join(cells) + " |")
     titles = ["", "response tokens seen", "seconds", *(Path(source).stem for source in found), "all"]
