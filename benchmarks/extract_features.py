@@ -197,7 +197,8 @@ def _padded(extraction: Extraction, number: int) -> torch.Tensor:
 def _conversations(options: argparse.Namespace, target: Target, folder: Path, tokens: int) -> Artifact:
     if options.conversations:
         return open_artifact(options.conversations, "conversations")
-    rng, rows, left = random.Random(0), [], tokens
+    rng, left = random.Random(0), tokens
+    rows: list[Conversation] = []
     while left > 0:
         prompt, answer = rng.randint(20, 140), rng.randint(40, 220)
         left -= prompt + answer

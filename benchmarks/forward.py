@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from stages.targets import SlotCache, SlotForward, SlotStep, Target, load_target
+from stages.targets.taps import layer_stack
 
 READ_BYTES = 1 << 29
 
@@ -50,7 +51,10 @@ def main() -> None:
                 run()
                 fastest[name] = min(fastest[name], time.perf_counter() - start)
     bandwidth = READ_BYTES / fastest["read"]
-    weights = sum(p.nbytes for p in {id(p): p for p in target.decoder.layers.parameters()}.values())
+    weights = sum(
+        p.nbytes
+        for p in {id(p): p for layer in layer_stack(target.decoder) for p in layer.parameters()}.values()
+    )
     weights += target.model.get_output_embeddings().weight.nbytes
     floor = weights / bandwidth
     print(f"{weights / 1e6:.0f} MB of weights at {bandwidth / 1e9:.1f} GB/s: {floor * 1e3:.1f} ms\n")

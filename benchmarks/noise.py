@@ -57,7 +57,7 @@ def held_out_prompts(head: str, features: str, count: int) -> list[list[int]]:
     """Token ids up to the first answer of rows that the head was not trained on."""
     config = open_artifact(head, "head").manifest.config
     source = OfflineFeatures(open_artifact(features, "features"))
-    asked = TrainConfig(features=features, output=head, holdout=config["holdout"], seed=config["seed"])
+    asked = TrainConfig(features=[features], output=head, holdout=config["holdout"], seed=config["seed"])
     _, held_out = choose_rows(source, asked)
     prompts = []
     for row in held_out[:count]:

@@ -30,15 +30,16 @@ def check_attention(report: Report, size: Size) -> None:
         lengths = [case.prefix // 3 if b == 1 else max(0, case.prefix - 37 * b) for b in range(case.batch)]
         slots = torch.randperm(case.batch + 1, generator=generator)[: case.batch].tolist()
         rows = case.prefix + case.nodes
-        cache = normal(2, case.batch + 1, case.kv_heads, rows, case.head_dim, dtype=case.dtype)
+        keys, values = normal(2, case.batch + 1, case.kv_heads, rows, case.head_dim, dtype=case.dtype)
         query = normal(case.batch, case.nodes, case.heads, case.head_dim, dtype=case.dtype, seed=1)
         query, scale = query.transpose(1, 2), case.head_dim**-0.5
-        exact = attention64(query, *cache, slots, lengths, trees, scale, case.window, case.softcap)
+        exact = attention64(query, keys, values, slots, lengths, trees, scale, case.window, case.softcap)
         error = 0.0
         for splits in (None, 1, 3):
             out = tree_attention_triton(
                 query,
-                *cache,
+                keys,
+                values,
                 torch.tensor(slots, device=DEVICE),
                 torch.tensor(lengths, device=DEVICE),
                 ancestor_words(trees),
