@@ -22,6 +22,10 @@ _ROW_ID_BITS = 40
 """Row ids of the artifact at place n have n in the bits above these, so that those of the first stay."""
 
 
+MOST_SHARED = 0.1
+"""Of the rows of the smaller artifact: short answers may be the same by chance."""
+
+
 class JoinedFeatures:
     """The rows of all sources, those of the first before those of the second.
 
@@ -139,6 +143,22 @@ def _require_together(
             f"{both} are of other layers, {list(first_source.feature_layers)} and "
             f"{list(second_source.feature_layers)}: extract both with the same --layers"
         )
+    answers, others = _answers(first_source), _answers(second_source)
+    if len(answers & others) > MOST_SHARED * min(len(answers), len(others)):
+        raise EagleError(
+            f"{both} share {len(answers & others):,} answers, so what is held out of one would be trained on "
+            "in the other: leave one out, or make the second of other prompts"
+        )
+
+
+def _answers(source: FeatureSource) -> set[bytes]:
+    """The tokens that the target answered in each row: those of a set that was made again, or made longer,
+    are the same although its digest is another."""
+    return {
+        labels.numpy().tobytes()
+        for shard in source.shards
+        for labels in shard.labels.split([row.supervised for row in shard.rows])
+    }
 
 
 def place_of(row_id: int) -> tuple[int, int]:

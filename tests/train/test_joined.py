@@ -84,6 +84,9 @@ def test_what_does_not_belong_together_is_refused(parts: list[str], tmp_path: Pa
 
     with pytest.raises(EagleError, match=r"hold the same rows: give each features artifact once$"):
         joined(parts[0], parts[1], parts[0])
+    grown = [make_row([0] * 4 + [1] * (9 + n), seed=n, row_id=n, tokens=40) for n in range(10)]
+    with pytest.raises(EagleError, match=r"share 8 answers, so what is held out of one would be trained on"):
+        joined(parts[0], make_features(tmp_path / "grown", [grown]))
     row = make_row([0, 1, 1, 1], seed=1)
     with pytest.raises(EagleError, match=r"of different targets \(they differ in weights\): extract both"):
         joined(parts[0], make_features(tmp_path / "others", [[row]], weights="1"))
