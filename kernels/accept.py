@@ -90,7 +90,10 @@ def _draw(
     out."""
     batch, nodes, _ = logits.shape
     if _has_ops(logits):
-        return _draw_by_op(logits, positions, temperature, seed, sample, floor)
+        heat, seeds, samples = (t.repeat_interleave(nodes) for t in (temperature, seed, sample))
+        floors = None if floor is None else floor.flatten()
+        rows, following = logits.flatten(0, 1), positions.flatten() + 1
+        return _draw_by_op(rows, following, heat, seeds, samples, floors).view(-1, nodes)
     if floor is not None:
         heat = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
         logits = logits.masked_fill(logits.float() / heat < floor.unsqueeze(-1), -torch.inf)
@@ -120,22 +123,16 @@ def _draw_by_op(
     sample: Tensor,
     floor: Tensor | None,
 ) -> Tensor:
-    """The same by the CPU op, token for token: rows that it leaves to rounding are drawn here."""
-    nodes = logits.shape[1]
-    rows = logits.flatten(0, 1)
-    heat, seeds, samples = temperature, seed, sample
-    if nodes > 1:
-        heat, seeds, samples = (t.repeat_interleave(nodes) for t in (temperature, seed, sample))
-    following = positions.flatten() + 1
-    floors = None if floor is None else floor.flatten()
-    drawn = torch.ops.eagle_cpu.draw(rows, heat, seeds, samples, following, floors)
+    """`draw_tokens` by the CPU op, with the filters' floor [M]: the same token for token, as rows that the op
+    leaves to rounding are drawn here."""
+    drawn = torch.ops.eagle_cpu.draw(logits, temperature, seed, sample, positions, floor)
     for row in [row for row, token in enumerate(drawn.tolist()) if token < 0]:
         one = slice(row, row + 1)
-        scaled = rows[one].float() / heat[one, None]
-        if floors is not None:
-            scaled.masked_fill_(scaled < floors[one, None], -torch.inf)
-        drawn[one] = _sample(scaled, seeds[one], samples[one], following[one])
-    return drawn.view(-1, nodes)
+        scaled = logits[one].float() / temperature[one, None]
+        if floor is not None:
+            scaled.masked_fill_(scaled < floor[one, None], -torch.inf)
+        drawn[one] = _sample(scaled, seed[one], sample[one], positions[one])
+    return drawn
 
 
 def _sample(scaled: Tensor, seed: Tensor, sample: Tensor, position: Tensor) -> Tensor:
@@ -209,12 +206,16 @@ def draw_tokens(
     Returns:
         int64 [M].
     """
-    rows, at = logits[:, None], positions[:, None] - 1
+    rows = logits[:, None]
     if use_triton(logits):
+        at = positions[:, None] - 1
         root = torch.full_like(at, ROOT)  # every row as a tree of its own
         return accept_tree(rows, root, root, at, temperature, seed, sample, filters=filters).token
     floor = None if filters is None else filter_floor(rows, temperature, filters)
-    return _draw(rows, at, temperature, seed, sample, floor)[:, 0]
+    if _has_ops(logits):
+        floors = None if floor is None else floor[:, 0]
+        return _draw_by_op(logits, positions, temperature, seed, sample, floors)
+    return _draw(rows, positions[:, None] - 1, temperature, seed, sample, floor)[:, 0]
 
 
 def accept_tree(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.cpu import ops_loaded
 from kernels.dispatch import use_triton
 
 
@@ -31,6 +32,8 @@ def compact(cache: Tensor, slots: Tensor, lengths: Tensor, path: Tensor, count: 
         from kernels.compact_triton import compact_triton
 
         compact_triton(cache, slots, lengths, path, count)
+    elif cache.device.type == "cpu" and cache.stride(-1) == 1 and ops_loaded():
+        torch.ops.eagle_cpu.compact(cache, slots, lengths, path, count)
     else:
         compact_torch(cache, slots, lengths, path, count)
 

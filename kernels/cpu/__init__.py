@@ -5,6 +5,7 @@
     linear(x [..., K], packed, bias [N] | None, N) -> [..., N]
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
+    compact(cache, slots, lengths, path, count): see kernels/compact.py
     argmax([..., V]) -> int64 [...], the first of equal ones
     draw(logits [M, V], temperature fp32 [M], seed, sample and position int64 [M], floor fp32 [M] | None)
            -> int64 [M]: the target's own tokens, see kernels/accept.py; -1 where two are so near that fp32

@@ -9,6 +9,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +19,9 @@ import torch
 SOURCE = Path(__file__).parent / "ops.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fPIC", "-shared")
 COMPILE_S = 300.0
+
+LOCKED_WITHIN_S = 60.0
+"""A folder that was made in so many seconds may not be locked yet."""
 
 _lock = threading.Lock()
 _outcome: list[str | None] = []
@@ -52,6 +58,7 @@ def _load() -> str | None:
     folder = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     try:
         library = Path(folder).expanduser() / "eagle" / f"{_key(compiler)}.so"
+        remove_abandoned(library.parent)
         if not library.exists():
             _compile(compiler, library)
         torch.ops.load_library(str(library))
@@ -76,7 +83,7 @@ def _compile(compiler: str, library: Path) -> None:
     """Build into ``library``, whole or not at all; two processes may do so at once."""
     root = Path(torch.__file__).parent
     library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder, _held(folder):
         built = Path(folder) / library.name
         subprocess.run(
             [
@@ -98,3 +105,34 @@ def _compile(compiler: str, library: Path) -> None:
             timeout=COMPILE_S,
         )
         built.replace(library)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove what a process that was killed while it compiled has left in ``parent``; one that still compiles
+    holds a lock on its folder."""
+    import fcntl
+
+    for folder in parent.glob(f"{tempfile.gettempprefix()}*"):
+        with suppress(OSError):  # gone meanwhile, another user's, or on a file system without locks
+            if time.time() - folder.stat().st_mtime < LOCKED_WITHIN_S:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _held(folder: str) -> Iterator[None]:
+    """Show ``remove_abandoned`` that this process lives; the lock goes with it."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

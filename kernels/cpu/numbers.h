@@ -84,18 +84,36 @@ inline bool any_above(f32x16 v, float floor) {
 #endif
 }
 
+// The first lane that equals x, LANES where none does.
+inline int64_t lane_of(f32x16 v, float x) {
+#if defined(__AVX512F__)
+  unsigned same = _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_EQ_OQ);
+  return std::countr_zero(same | 1u << LANES);
+#else
+  int64_t lane = 0;
+  while (lane < LANES && v[lane] != x) ++lane;
+  return lane;
+#endif
+}
+
 // The index of the first maximum of a row.
 template <typename T>
 int64_t first_maximum(const T* row, int64_t width) {
-  f32x16 top = f32x16{} - std::numeric_limits<float>::infinity();
+  constexpr int64_t CHAINS = 4;  // maxima that do not wait for each other
+  f32x16 tops[CHAINS];
+  for (f32x16& top : tops) top = f32x16{} - std::numeric_limits<float>::infinity();
   int64_t i = 0;
-  for (; i + LANES <= width; i += LANES) {
-    f32x16 v = load16(row + i);
-    top = v > top ? v : top;
-  }
-  float most = highest(top);
+  for (; i + CHAINS * LANES <= width; i += CHAINS * LANES)
+    for (int64_t chain = 0; chain < CHAINS; ++chain) {
+      f32x16 v = load16(row + i + chain * LANES);
+      tops[chain] = v > tops[chain] ? v : tops[chain];
+    }
+  float most = -std::numeric_limits<float>::infinity();
+  for (f32x16 top : tops) most = std::max(most, highest(top));
   for (; i < width; ++i) most = std::max(most, as_float(row[i]));
-  for (i = 0; i < width; ++i)
+  for (i = 0; i + LANES <= width; i += LANES)
+    if (int64_t lane = lane_of(load16(row + i), most); lane < LANES) return i + lane;
+  for (; i < width; ++i)
     if (as_float(row[i]) == most) return i;
   return 0;
 }

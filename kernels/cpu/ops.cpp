@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "attend.h"
+#include "compact.h"
 #include "draw.h"
 #include "filter.h"
 #include "layers.h"
@@ -14,6 +15,7 @@
 
 TORCH_LIBRARY(eagle_cpu, library) {
   library.def("pack(Tensor weight) -> Tensor");
+  library.def("compact(Tensor(a!) cache, Tensor slots, Tensor lengths, Tensor path, Tensor count) -> ()");
   library.def("argmax(Tensor values) -> Tensor");
   library.def(
       "draw(Tensor logits, Tensor temperature, Tensor seed, Tensor sample, Tensor position, Tensor? floor=None) -> Tensor");
@@ -37,6 +39,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", eagle::pack);
+  library.impl("compact", eagle::compact);
   library.impl("argmax", eagle::argmax);
   library.impl("draw", eagle::draw);
   library.impl("filter_floor", eagle::filter_floor);

@@ -149,7 +149,7 @@ def float32_scores(target: Target, prefix: Sequence[int], params: SamplingParams
     last = target.decoder(input_ids=ids, use_cache=False).last_hidden_state[:, -1]  # [1, h]
     scores = target.logits(last)[0].float()
     if params.temperature > 0:
-        keys = SamplingTensors.of([params], target.device)
+        keys = SamplingTensors.of([params.draw_key], target.device)
         position = torch.tensor([len(prefix)], device=target.device)
         noise = gumbel_noise_vocab(keys.seed, keys.sample, position, scores.shape[-1])
         scores = scores + params.temperature * noise[0]

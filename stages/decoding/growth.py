@@ -48,8 +48,8 @@ class Outcome(NamedTuple):
 class TreeGrowth:
     """Collects candidates of one sequence and picks the best ones (EAGLE-2, sections 4.1 and 4.2).
 
-    The score of a candidate is the log-probability of its path. A child never scores above its parent and
-    ties go to the lower index, so the best candidates always form a tree.
+    Candidates are ordered by the probability of their path. A child's is never above its parent's and ties go
+    to the lower index, so the best candidates always form a tree.
     """
 
     def __init__(self, plan: TreePlan, root: int, confidence: Confidence | None = None) -> None:
@@ -58,25 +58,28 @@ class TreeGrowth:
         self._confidence = confidence or AsStated()
         self._tokens: list[int] = []
         self._parents: list[int] = []  # candidate index; -1 for children of the root
-        self._scores: list[float] = []
+        self._reaches: list[float] = []  # chance that the whole path is accepted
         self._depths: list[int] = []
         self._stated: list[float] = []
+        self._chances: list[float] = []  # what the confidence made of it
         self._ranks: list[Path] = []
         self._expanded: list[int] = []
 
     def add_children(self, parent: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
         """Candidates below ``parent`` (a candidate index, -1 the root), best first."""
-        above = self._scores[parent] if parent >= 0 else 0.0
+        reach = self._reaches[parent] if parent >= 0 else 1.0
         depth = self._depths[parent] + 1 if parent >= 0 else 1
         ranks = self._ranks[parent] if parent >= 0 else ()
-        for rank, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
-            stated = math.exp(min(log_prob, 0.0))
-            self._tokens.append(token)
-            self._parents.append(parent)
-            self._scores.append(above + log(self._confidence.probability(depth, stated)))
-            self._depths.append(depth)
-            self._stated.append(stated)
-            self._ranks.append((*ranks, rank))
+        stated = [math.exp(min(log_prob, 0.0)) for log_prob in log_probs]
+        chances = [self._confidence.probability(depth, word) for word in stated]
+        count = len(tokens)
+        self._tokens += tokens
+        self._parents += [parent] * count
+        self._reaches += [reach * chance for chance in chances]
+        self._depths += [depth] * count
+        self._stated += stated
+        self._chances += chances
+        self._ranks += [(*ranks, rank) for rank in range(count)]
 
     @property
     def candidates(self) -> int:
@@ -92,7 +95,8 @@ class TreeGrowth:
         return self._depths[candidate]
 
     def score(self, candidate: int) -> float:
-        return self._scores[candidate]
+        """The log-probability of its path."""
+        return log(self._reaches[candidate])
 
     def expand(self, candidates: Sequence[int]) -> None:
         """Note that the drafter has run on these."""
@@ -106,8 +110,8 @@ class TreeGrowth:
     def frontier(self) -> list[int]:
         """Candidates to expand next, best first; empty when that would not pay.
 
-        Nodes that cannot lead into the final tree are left out: a child scores no higher than its parent,
-        so one below the worst selected candidate has no descendant worth drafting.
+        Nodes that cannot lead into the final tree are left out: a child is no more probable than its parent,
+        so one behind the worst selected candidate has no descendant worth drafting.
         """
         plan = self.plan
         if plan.kind == "static":
@@ -117,12 +121,12 @@ class TreeGrowth:
         best = sorted((i for i in open_ones if i in chosen), key=self._order)[
             : min(plan.width, self.capacity)
         ]
-        if not best or self._scores[best[0]] < log(plan.expand_prob):
+        if not best or self._reaches[best[0]] < plan.expand_prob:
             return []
         return best
 
     def _order(self, candidate: int) -> tuple[float, int]:
-        return -self._scores[candidate], candidate
+        return -self._reaches[candidate], candidate
 
     def _last_level(self) -> list[int]:
         """Candidates that the last pass brought, where they may have children."""
@@ -139,11 +143,10 @@ class TreeGrowth:
         return any(len(path) == len(ranks) + 1 and path[:-1] == ranks for path in self.plan.paths)
 
     def _best(self) -> list[int]:
-        """The best ``nodes`` candidates that are probable enough, by score, ties by index."""
+        """The best ``nodes`` candidates that are probable enough, ties by index."""
         if self.plan.kind == "static":
             return [i for i, ranks in enumerate(self._ranks) if ranks in self.plan.paths]
-        floor = log(self.plan.min_prob)
-        worthy = [i for i, score in enumerate(self._scores) if score >= floor]
+        worthy = [i for i, reach in enumerate(self._reaches) if reach >= self.plan.min_prob]
         return sorted(worthy, key=self._order)[: self.plan.nodes]
 
     def tree(self, chosen: Sequence[int] | None = None) -> DraftTree:
@@ -159,12 +162,15 @@ class TreeGrowth:
     def gain(self, candidate: int, node_price: float, level_price: float) -> float:
         """Tokens that expanding a candidate is expected to bring, less their price, the pass itself not
         counted; deeper levels count as far as they pay."""
-        chance, total = math.exp(self._scores[candidate]), 0.0
-        last = self._confidence.probability(self._depths[candidate], self._stated[candidate])
+        chance, total = self._reaches[candidate], 0.0
+        last = self._chances[candidate]
         for depth in range(self._depths[candidate] + 1, self.plan.depth + 1):
             children = self._confidence.expected(depth, last)[: self.plan.width]
-            net = sum(max(0.0, chance * child - node_price) for child in children)
-            net -= level_price if total else 0.0
+            net = -level_price if total else 0.0
+            for child in children:
+                worth = chance * child - node_price
+                if worth > 0:
+                    net += worth
             if net <= 0:
                 break
             total += net
@@ -190,8 +196,7 @@ class TreeGrowth:
         """What became of the candidates, the output having gone on with ``truth``."""
         found: list[Outcome] = []
         for node, token in zip(self.path(truth), truth, strict=False):
-            known = node >= 0
-            chance = self._confidence.probability(self._depths[node], self._stated[node]) if known else 1.0
+            chance = self._chances[node] if node >= 0 else 1.0
             for rank, i in enumerate(self._children(node)):
                 hit = self._tokens[i] == token
                 found.append(Outcome(self._depths[i], self._stated[i], chance, rank, hit))
@@ -265,20 +270,22 @@ def _cut(growths: Sequence[TreeGrowth], priced: Sequence[int], prices: Prices) -
 
     Taken in the order of their chance over the whole batch, so that each tree's are connected.
     """
-    ordered = sorted((-growths[b]._scores[i], b, i) for b in priced for i in range(growths[b].candidates))
+    ordered = sorted((-reach, b, i) for b in priced for i, reach in enumerate(growths[b]._reaches))
     room = {b: growths[b].plan.nodes for b in priced}
     taken: list[tuple[int, int]] = []
-    total, best, best_count = 0.0, 0.0, 0
-    for score, b, i in ordered:
-        if len(taken) + 1 >= len(prices.nodes):
+    total, best, best_count, most = 0.0, 0.0, 0, len(prices.nodes) - 1
+    for negative, b, i in ordered:
+        count = len(taken) + 1
+        if count > most:
             break
         if room[b] == 0:
             continue
         room[b] -= 1
         taken.append((b, i))
-        total += math.exp(-score)
-        if total - prices.nodes[len(taken)] > best:
-            best, best_count = total - prices.nodes[len(taken)], len(taken)
+        total -= negative
+        gain = total - prices.nodes[count]
+        if gain > best:
+            best, best_count = gain, count
     chosen: dict[int, list[int]] = {b: [] for b in priced}
     for b, i in taken[:best_count]:
         chosen[b].append(i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,5 +19,10 @@ def row_tensors(
     costs more to make than to fill."""
     count = len(tokens)
     flat = [*tokens, *positions, *(number for place in places for number in place)]
-    whole = torch.tensor(flat, dtype=torch.int64, device=device)
+    whole = whole_numbers(flat, device)
     return whole[:count], whole[count : 2 * count], whole[2 * count :].view(count, 4)
+
+
+def whole_numbers(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 [len(values)]; by NumPy, which takes a list in a third of the time."""
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)

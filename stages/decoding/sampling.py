@@ -15,6 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,22 @@ from stages.errors import EagleError
 TokenMask = Callable[[Sequence[int]], Tensor]
 """A grammar: from the output so far, drafted tokens of the node's path included, to bool [V], the tokens that
 may follow. It must depend on nothing else, or drafting would change the text."""
+
+
+class DrawKey(NamedTuple):
+    """What a draw depends on besides logits and position; see `SamplingParams`."""
+
+    temperature: float
+    seed: int
+    sample: int
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are ruled out by their probability."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
 @dataclass(frozen=True)
@@ -96,10 +114,9 @@ class SamplingParams:
         """Whether logits are changed before the temperature."""
         return self.penalises or bool(self.logit_bias) or self.token_mask is not None
 
-    @property
-    def filters(self) -> bool:
-        """Whether tokens are ruled out by their probability."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+    @cached_property
+    def draw_key(self) -> DrawKey:
+        return DrawKey(self.temperature, signed(self.seed), self.sample, self.top_k, self.top_p, self.min_p)
 
 
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
@@ -118,19 +135,19 @@ class SamplingTensors:
     filters: Filters | None
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
+    def of(cls, keys: Sequence[DrawKey], device: torch.device) -> SamplingTensors:
         """Of B requests."""
-        filters = None
-        if any(p.filters for p in params):
-            filters = Filters(
-                torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-                torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-                torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
-            )
-        keys = [[signed(p.seed) for p in params], [p.sample for p in params]]
-        seed, sample = torch.tensor(keys, dtype=torch.int64, device=device)
-        heat = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-        return cls(heat, seed, sample, filters)
+        temperature, seed, sample, top_k, top_p, min_p = zip(*keys, strict=True)
+
+        def whole(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        def real(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        filtered = any(key.filters for key in keys)
+        filters = Filters(whole(top_k), real(top_p), real(min_p)) if filtered else None
+        return cls(real(temperature), whole(seed), whole(sample), filters)
 
 
 def signed(seed: int) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from kernels import draw_tokens, first_argmax
 from stages.decoding.logprobs import TokenLogprobs, token_logprobs
-from stages.decoding.row_tensors import row_tensors
+from stages.decoding.row_tensors import row_tensors, whole_numbers
 from stages.decoding.running import Running
-from stages.decoding.sampling import SamplingTensors, process_logits
+from stages.decoding.sampling import DrawKey, SamplingTensors, process_logits
 from stages.decoding.tree import DraftTree
 from stages.decoding.walk import padded_tree
 from stages.targets import SlotForward, SlotStep, TargetStates
@@ -93,14 +94,14 @@ class TargetPass:
             logits = torch.cat(pieces)
         if all(s.params.temperature == 0 for s in sequences):
             return raw, first_argmax(logits).tolist()
-        params = [s.params for s, size in zip(sequences, sizes, strict=True) for _ in range(size)]
-        keys = SamplingTensors.of(params, last.device)
+        rows = tuple((s.params.draw_key, size) for s, size in zip(sequences, sizes, strict=True))
+        keys = _keys(rows, last.device)
         behind = [
             s.stored + d + (tree is not None)
             for s, tree in zip(sequences, trees, strict=True)
             for d in ((0,) if tree is None else tree.depths)
         ]
-        at = self._tensor(behind)
+        at = whole_numbers(behind, self._device)
         drawn = draw_tokens(logits, at, keys.temperature, keys.seed, keys.sample, filters=keys.filters)
         return raw, drawn.tolist()
 
@@ -110,13 +111,22 @@ class TargetPass:
         if not moved:
             return
         longest = max(len(path) for _, _, path in moved)
-        paths = [path + [-1] * (longest - len(path)) for _, _, path in moved]
-        counts = [len(path) for _, _, path in moved]
-        slots, lengths = [slot for slot, _, _ in moved], [stored for _, stored, _ in moved]
-        self.cache.keep(*map(self._tensor, (slots, lengths, paths, counts)))
+        flat = [
+            number
+            for slot, stored, path in moved
+            for number in (slot, stored, len(path), *path, *[-1] * (longest - len(path)))
+        ]
+        whole = whole_numbers(flat, self._device).view(len(moved), 3 + longest)
+        self.cache.keep(whole[:, 0], whole[:, 1], whole[:, 3:], whole[:, 2])
 
     def _tensor(self, values: object) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+@lru_cache(maxsize=256)
+def _keys(drawn: tuple[tuple[DrawKey, int], ...], device: torch.device) -> SamplingTensors:
+    """Of every row, from each sequence's key and its rows; kept, as the next cycle often has the same."""
+    return SamplingTensors.of([key for key, rows in drawn for _ in range(rows)], device)
 
 
 def tell(

@@ -30,7 +30,7 @@ def random_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
 
 def filtered(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """Logits [B, N, V] of sequences with these parameters, -inf where their filters rule out."""
-    keys = SamplingTensors.of(params, logits.device)
+    keys = SamplingTensors.of([p.draw_key for p in params], logits.device)
     if keys.filters is None:
         return logits
     floor = filter_floor(logits, keys.temperature, keys.filters)
@@ -259,7 +259,7 @@ def drawn_pairs(params: SamplingParams, prompt: list[int], tree: DraftTree, seed
     few = seeds[:200]
     rows = (tree.tokens, tree.parents, [root + depth for depth in tree.depths])
     tokens, parents, positions = (torch.tensor([row]).expand(len(few), -1) for row in rows)
-    keys = SamplingTensors.of([params] * len(few), few.device)
+    keys = SamplingTensors.of([params.draw_key] * len(few), few.device)
     rows = logits.expand(len(few), -1, -1)
     accepted = accept_tree(
         rows, tokens, parents, positions, keys.temperature, few, keys.sample, filters=keys.filters

@@ -99,7 +99,7 @@ class DeviceLoop:
         if entry.drafts:
             self._drafts[0].enter(slot, prompt_ids)
         self._state.put(slot, entry)
-        self._stays[slot] = _Stay(slot, entry.root, entry.length, entry.drafts, entry.params.filters)
+        self._stays[slot] = _Stay(slot, entry.root, entry.length, entry.drafts, entry.params.draw_key.filters)
 
     def leave(self, slot: int) -> None:
         """A sequence has ended, or nobody wants the rest; what a cycle under way finds for it is dropped."""

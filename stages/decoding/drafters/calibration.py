@@ -37,7 +37,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._curves = [_Curve() for _ in range(MAX_DEPTH)]
-        self._means = [[_first_guess(kind) for kind in range(len(_SURE) + 1)] for _ in range(MAX_DEPTH)]
+        self._means = [[_Means(kind) for kind in range(len(_SURE) + 1)] for _ in range(MAX_DEPTH)]
 
     def probability(self, depth: int, stated: float) -> float:
         """That a child of an accepted node is accepted, if the drafter says ``stated``."""
@@ -46,14 +46,14 @@ class Calibration:
     def expected(self, depth: int, parent: float) -> list[float]:
         """The same of each child of a node that had the chance ``parent``, best first, before they are
         drafted."""
-        return [mean.value for mean in self._means[min(depth, MAX_DEPTH) - 1][_kind(parent)]]
+        return self._means[min(depth, MAX_DEPTH) - 1][_kind(parent)].values
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             level = min(outcome.depth, MAX_DEPTH) - 1
             self._curves[level].learn(_logit(outcome.stated), outcome.hit)
             if outcome.rank < MAX_RANKS:
-                self._means[level][_kind(outcome.parent)][outcome.rank].learn(outcome.hit)
+                self._means[level][_kind(outcome.parent)].learn(outcome.rank, outcome.hit)
 
 
 class Calibrations:
@@ -83,7 +83,8 @@ class _Curve:
         self._aa, self._ab, self._bb = _TRUST / 4, 0.0, _TRUST / 2
 
     def at(self, x: float) -> float:
-        return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, self._a + self._b * x))))
+        """x: a clipped logit, so that what is raised to a power stays small."""
+        return 1.0 / (1.0 + math.exp(-self._a - self._b * x))
 
     def learn(self, x: float, hit: bool) -> None:
         p = self.at(x)
@@ -100,25 +101,23 @@ class _Curve:
         self._a, self._b = max(-5.0, min(5.0, self._a)), max(0.1, min(3.0, self._b))
 
 
-class _Mean:
-    """Mean of outcomes; old ones fade, a few imagined ones of the starting value come first."""
+class _Means:
+    """Mean outcome by a child's rank; old ones fade, a few imagined ones of the starting value come first."""
 
-    def __init__(self, value: float, weight: float = 8.0) -> None:
-        self.value, self._weight = value, weight
+    def __init__(self, kind: int) -> None:
+        first = 0.7 * (kind + 1) / (len(_SURE) + 1)
+        self.values = [first, *((1 - first) * 0.5**rank / 3 for rank in range(1, MAX_RANKS))]
+        self._weights = [8.0] * MAX_RANKS
 
-    def learn(self, hit: bool) -> None:
-        self._weight = min(self._weight + 1.0, 200.0)
-        self.value += (hit - self.value) / self._weight
-
-
-def _first_guess(kind: int) -> list[_Mean]:
-    first = 0.7 * (kind + 1) / (len(_SURE) + 1)
-    return [_Mean(first if rank == 0 else (1 - first) * 0.5**rank / 3) for rank in range(MAX_RANKS)]
+    def learn(self, rank: int, hit: bool) -> None:
+        weight = self._weights[rank] = min(self._weights[rank] + 1.0, 200.0)
+        self.values[rank] += (hit - self.values[rank]) / weight
 
 
 def _logit(probability: float) -> float:
-    clipped = max(1e-4, min(1 - 1e-4, probability))
-    return math.log(clipped / (1 - clipped))
+    if not 1e-4 < probability < 1 - 1e-4:
+        return -9.21024 if probability < 0.5 else 9.21024
+    return math.log(probability / (1 - probability))
 
 
 def _kind(chance: float) -> int:

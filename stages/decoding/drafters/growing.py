@@ -260,9 +260,10 @@ class GrowingDrafter(ABC):
         Under a schema the target draws none of them, and few may follow, so that a head that has never seen
         such text still guesses well.
         """
-        for row, (draft, candidate) in zip(logits, nodes, strict=True):
+        for i, (draft, candidate) in enumerate(nodes):
             mask = draft.sequence.params.token_mask
             if mask is not None:
+                row = logits[i]
                 allowed = mask([*draft.sequence.output, *draft.path(candidate)])
                 allowed = allowed.to(row.device)[self.ranking.draft_ids]
                 if bool(allowed.any()):

@@ -14,6 +14,7 @@ trained head the s so found, 0.5, is also the one with the most accepted drafts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +32,7 @@ _START = 0.5
 _FADING = 0.998
 _LEVELS = 4
 # The starting value counts like a few draws, so that the first ones do not throw it about.
-_PRIOR = torch.tensor([-2.0 * abs(s - _START) for s in GRID], dtype=torch.float64)
+_PRIOR = [-2.0 * abs(s - _START) for s in GRID]
 
 
 @dataclass
@@ -50,9 +51,9 @@ class Pool:
 
 @dataclass
 class _Level:
-    likelihood: Tensor = field(
-        default_factory=lambda: torch.zeros(len(GRID), len(_FACTORS), dtype=torch.float64)
-    )
+    """likelihoods: log-likelihood of the draws, by strength and factor."""
+
+    likelihoods: list[list[float]] = field(default_factory=lambda: [[0.0] * len(_FACTORS) for _ in GRID])
     strength: float = _START
 
 
@@ -74,8 +75,12 @@ class NoiseStrength:
         except ValueError:
             return
         level = self._level(temperature, pool.depth)
-        level.likelihood = level.likelihood * _FADING + _likelihoods(pool, place)
-        level.strength = GRID[int((level.likelihood.amax(-1) + _PRIOR).argmax())]
+        # A few numbers in plain Python: as tensors they would take several times as long.
+        best, found = -math.inf, _likelihoods(pool, place).tolist()
+        for strength, prior, old, new in zip(GRID, _PRIOR, level.likelihoods, found, strict=True):
+            old[:] = [_FADING * past + now for past, now in zip(old, new, strict=True)]
+            if max(old) + prior > best:
+                best, level.strength = max(old) + prior, strength
 
     def _level(self, temperature: float, depth: int) -> _Level:
         key = temperature_kind(temperature), min(depth, _LEVELS)
