@@ -50,6 +50,27 @@ def format_bytes(count: int) -> str:
     return str(count)
 
 
+def several(count: int, noun: str) -> str:
+    """`1 shard`, `1,800 rows`, `2 processes`."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def number_list(given: str, wanted: str, *, least: float, most: float = 1e6) -> str:
+    """Numbers separated by commas, sorted, each once.
+
+    Raises:
+        ValueError: one is no number, or out of range; says what is wanted.
+    """
+    try:
+        numbers = sorted({float(part) for part in given.split(",")})
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not all(least <= number <= most for number in numbers):
+        raise ValueError(wanted)
+    return ",".join(f"{number:g}" for number in numbers)
+
+
 @dataclass(frozen=True)
 class ByteCount:
     """Marks a field that is a number of bytes. Used by `Bytes`."""

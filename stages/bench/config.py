@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig
+from stages.config import ArtifactReaderConfig, ChatTemplateConfig, CommonConfig, number_list
 
+_LARGEST = 2**31 - 1
 TOGETHER = 8
 """Requests that are answered together where only a rate is given, as by eagle serve."""
+
+DRAFTERS = (
+    "none, ngram, medusa, eagle1, eagle3, draft:MODEL, oracle:P, transformers, transformers:prompt-lookup"
+)
+"""All that --drafters can name, for its help and its errors."""
 
 
 class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
@@ -26,12 +32,13 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             "drafters",
             "endpoint",
             "launch",
+            "timeout",
             "prompts",
             "output",
         ),
-        "Answers": ("num_prompts", "max_new_tokens", "temperature", "seed", "tree"),
+        "Answers": ("num_prompts", "prompt_lengths", "max_new_tokens", "temperature", "seed", "tree"),
         "Many requests at once": ("concurrency", "request_rate", "repeat"),
-        "Losslessness": ("check_float32", "near_tie_gap"),
+        "Losslessness": ("check_lossless", "check_float32", "near_tie_gap"),
         "Verdicts": ("compare", "fail_below"),
         "Parity with training": ("parity", "parity_rows", "trained_on"),
     }
@@ -47,21 +54,29 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     )
     drafters: str = Field(
         default="",
-        description="What is compared, separated by commas: none, ngram, medusa, eagle1, eagle3, "
-        "draft:MODEL; the kinds of heads need their --head. transformers and transformers:prompt-lookup are "
-        "transformers' own generate. Default: plain decoding and every head.",
+        description=f"What is compared, separated by commas: {DRAFTERS}. The kinds of heads need their "
+        "--head; oracle:P knows the answer and is right with chance P; the last two are transformers' own "
+        "generate. Default: plain decoding and every head.",
     )
     endpoint: list[str] = Field(
         default_factory=list,
         description="NAME=URL of an OpenAI-compatible server to measure with the same prompts, such as "
-        "vllm=http://localhost:8000/v1. May be given several times; works without a target too.",
+        "vllm=http://localhost:8000/v1; #MODEL behind it says which model, where there are several. May be "
+        "given several times; works without a target too.",
     )
     launch: list[str] = Field(
         default_factory=list,
         description="NAME=KIND[:OPTIONS]: a server to start on this machine, measure like an endpoint, and "
-        "stop. KIND is eagle, vllm or llama-server; OPTIONS, separated by commas, are head (the first "
-        "--head) or head=URI, chain=N, python=PATH, bin=PATH, dtype=D, and last args=FLAGS. May be given "
-        "several times.",
+        "stop. KIND is eagle, vllm, sglang or llama-server; OPTIONS, separated by commas, are head (the "
+        "first --head) or head=URI, chain=N, python=PATH, bin=PATH, dtype=D, wait=SECONDS (to start), and "
+        "last args=FLAGS. May be given several times.",
+    )
+    timeout: float = Field(
+        default=600.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Seconds without a token after which an answer of a server counts as hung, and the run "
+        "ends.",
     )
     prompts: list[str] = Field(
         default_factory=list,
@@ -69,8 +84,15 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         "Face data set id. May be given several times; each is reported by itself, and all pooled.",
     )
     output: str = Field(default="", description="URI of the report to write.")
-    max_new_tokens: int = Field(
-        default=128, ge=1, description="Longest answer, in tokens; longer ones are cut."
+    max_new_tokens: str = Field(
+        default="128",
+        description="Longest answer, in tokens; longer ones are cut. Several, such as 32,128, are measured "
+        "as sets of their own.",
+    )
+    prompt_lengths: str = Field(
+        default="",
+        description="Tokens at which each set is parted by the length of its prompts: 64,256 makes three, up "
+        "to 64 tokens, up to 256, and longer. Needs a target.",
     )
     num_prompts: int | None = Field(
         default=None, ge=1, description="Prompts to take from the start of each set. Default: all there are."
@@ -100,6 +122,11 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     )
     repeat: int = Field(
         default=1, ge=1, description="How often all requests are answered at each concurrency."
+    )
+    check_lossless: bool = Field(
+        default=True,
+        description="Compare every answer with plain decoding's, explain each difference, and fail at a "
+        "fault. Without it the target is not loaded in float32.",
     )
     check_float32: int = Field(
         default=4,
@@ -150,29 +177,33 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             raise ValueError("give at least one tree, and each once")
         return given
 
-    @field_validator("temperature", "request_rate", mode="before")
+    @field_validator("temperature", "request_rate", "max_new_tokens", "prompt_lengths", mode="before")
     @classmethod
     def _numbers_are_text(cls, given: object) -> object:
-        return f"{given:g}" if isinstance(given, int | float) else given
+        return str(given) if isinstance(given, int | float) else given
 
     @field_validator("temperature")
     @classmethod
     def _temperatures(cls, given: str) -> str:
-        return _numbers(given, "give numbers from 0 on, separated by commas, such as 0,1", least=0.0)
+        return number_list(given, "give numbers from 0 on, separated by commas, such as 0,1", least=0.0)
 
     @field_validator("request_rate")
     @classmethod
     def _rates(cls, given: str) -> str:
         wanted = "give requests a second, separated by commas, such as 0.5,1,2, or inf"
-        return _numbers(given, wanted, least=1e-6, most=math.inf)
+        return number_list(given, wanted, least=1e-6, most=math.inf)
 
-    @field_validator("concurrency")
+    @field_validator("concurrency", "max_new_tokens", "prompt_lengths")
     @classmethod
-    def _ascending(cls, given: str) -> str:
+    def _ascending(cls, given: str, info: ValidationInfo) -> str:
         parts = [part.strip() for part in given.split(",") if part.strip()]
-        if not all(part.isdecimal() and int(part) for part in parts):
-            raise ValueError("give numbers from 1 on, separated by commas, such as 1,4,8")
-        return ",".join(map(str, sorted({int(part) for part in parts})))
+        numbers = sorted({int(part) for part in parts if part.isdecimal()})
+        least = 1 if info.field_name == "max_new_tokens" else 0  # so many of them
+        if not all(part.isdecimal() for part in parts) or numbers[:1] == [0] or len(numbers) < least:
+            raise ValueError("give whole numbers from 1 on, separated by commas, such as 1,4,8")
+        if numbers and numbers[-1] > _LARGEST:
+            raise ValueError(f"is too large: at most {_LARGEST}")
+        return ",".join(map(str, numbers))
 
     @field_validator("endpoint")
     @classmethod
@@ -198,6 +229,8 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         missing = [flag for flag, given in (needs | {"--output": self.output}).items() if not given]
         if missing:
             raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        if self.prompt_lengths and not self.target:
+            raise ValueError("--prompt-lengths needs a --target, whose tokens are counted")
         if self.parity == bool(self.prompts):
             raise ValueError("give either --prompts to answer, or --parity")
         if self.trained_on and not self.parity:
@@ -214,6 +247,11 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
     def in_process(self) -> bool:
         """Whether the target decodes in this process, plainly and with drafters."""
         return bool(self.head or self.drafters)
+
+    @property
+    def answer_lengths(self) -> tuple[int, ...]:
+        """Longest answers to measure, ascending."""
+        return tuple(int(part) for part in self.max_new_tokens.split(","))
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -246,18 +284,3 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
             or len(self.head) > 1
             or len(self.tree) > 1
         )
-
-
-def _numbers(given: str, wanted: str, *, least: float, most: float = 1e6) -> str:
-    """Numbers separated by commas, sorted, each once.
-
-    Raises:
-        ValueError: one is no number, or out of range; says what is wanted.
-    """
-    try:
-        numbers = sorted({float(part) for part in given.split(",")})
-    except ValueError:
-        raise ValueError(wanted) from None
-    if not all(least <= number <= most for number in numbers):
-        raise ValueError(wanted)
-    return ",".join(f"{number:g}" for number in numbers)

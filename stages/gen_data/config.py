@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from stages.config import ChatTemplateConfig, CommonConfig, JobArrayConfig
+from stages.config import ChatTemplateConfig, CommonConfig, JobArrayConfig, number_list
 from stages.gen_data.privacy.config import PrivacyConfig
 from stages.gen_data.selection_config import SelectionConfig
 
@@ -65,8 +65,10 @@ class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, ChatTemplate
         ge=2,
         description="Most tokens of a conversation, its answers included. Default: the target's context.",
     )
-    temperature: float = Field(
-        default=0.0, ge=0.0, allow_inf_nan=False, description="Randomness of the answers; 0 is greedy."
+    temperature: str = Field(
+        default="0",
+        description="Randomness of the answers; 0 is greedy. Of several, such as 0,1, each prompt gets one: "
+        "for heads that draft where answers are sampled too.",
     )
     top_p: float = Field(
         default=1.0,
@@ -131,14 +133,33 @@ class GenDataConfig(SelectionConfig, PrivacyConfig, JobArrayConfig, ChatTemplate
             )
         return self
 
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _a_number_is_text(cls, given: object) -> object:
+        return f"{given:g}" if isinstance(given, int | float) else given
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperatures(cls, given: str) -> str:
+        return number_list(given, "give a number from 0 on, or several with commas, such as 0,1", least=0.0)
+
     @model_validator(mode="after")
     def _samples_differ(self) -> GenDataConfig:
-        if self.answers_per_prompt > 1 and self.temperature == 0:
+        if self.temperatures[0] == 0 and self.answers_per_prompt > len(self.temperatures):
             raise ValueError(
-                "--answers-per-prompt above 1 needs a --temperature above 0: all would be the same"
+                f"--answers-per-prompt {self.answers_per_prompt} with --temperature {self.temperature} would "
+                "give the same greedy answer twice: leave out 0, or name more temperatures"
             )
         return self
 
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Rising."""
+        return tuple(float(part) for part in self.temperature.split(","))
+
     def settings(self) -> dict[str, Any]:
         """The fields that decide the result, apart from the target, which has a fingerprint of its own."""
-        return self.model_dump(mode="json", exclude=_NOT_IN_RESULT)
+        settings = self.model_dump(mode="json", exclude=_NOT_IN_RESULT)
+        if len(self.temperatures) == 1:  # a number, as artifacts have had it from the start
+            settings["temperature"] = self.temperatures[0]
+        return settings

@@ -32,13 +32,14 @@ class AnswerSettings:
     """How the target answers: the sampling of every turn, and how many conversations run at once.
 
     Attributes:
+        temperatures: each conversation is at one of them, by its prompt's id.
         samples: conversations made from each prompt, each with noise of its own.
         drop_truncated: leave out answers that were cut at `max_new_tokens`.
         max_model_len: most tokens of a conversation, None for the target's context.
     """
 
     max_new_tokens: int
-    temperature: float
+    temperatures: tuple[float, ...]
     top_p: float
     seed: int
     batch_size: int
@@ -56,12 +57,17 @@ class AnswerSettings:
         key = hashlib.sha256(name.encode()).digest()
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
+            temperature=self._temperature(prompt, sample),
             top_p=self.top_p,
             top_k=self.top_k,
             seed=int.from_bytes(key[:8], "little") % (1 << SEED_BITS),
             sample=sample,
         )
+
+    def _temperature(self, prompt: Prompt, sample: int) -> float:
+        """The next sample has the next temperature."""
+        key = hashlib.sha256(f"{self.seed}\0{prompt.id}\0temperature".encode()).digest()
+        return self.temperatures[(int.from_bytes(key[:8], "little") + sample) % len(self.temperatures)]
 
     def context(self, target: Target) -> int:
         """Most tokens of a conversation."""

@@ -22,7 +22,7 @@ from stages.prompts import Prompt
 from stages.targets import Target
 from tests.gen_data.fleet import Fleet, Sampled
 
-SETTINGS = AnswerSettings(max_new_tokens=40, temperature=0.0, top_p=1.0, seed=0, batch_size=4)
+SETTINGS = AnswerSettings(max_new_tokens=40, temperatures=(0.0,), top_p=1.0, seed=0, batch_size=4)
 
 
 def says(target: Target, text: str) -> Sampled:

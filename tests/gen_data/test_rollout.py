@@ -34,9 +34,9 @@ def forgetful(tmp_path_factory):
     return load_target(str(folder), device="cpu", dtype="float32")
 
 
-def settings(**changes) -> AnswerSettings:
-    base = {"max_new_tokens": 40, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch_size": 4}
-    return AnswerSettings(**(base | changes))
+def settings(*temperatures: float, **changes) -> AnswerSettings:
+    base = {"max_new_tokens": 40, "top_p": 1.0, "seed": 0, "batch_size": 4}
+    return AnswerSettings(temperatures=temperatures or (0.0,), **(base | changes))
 
 
 def prompts(count: int, turns: int = 3) -> list[Prompt]:
@@ -105,7 +105,7 @@ def test_each_answer_is_what_transformers_generates_behind_the_same_ids(target):
 
 
 def test_sampled_ids_are_kept_even_if_the_tokenizer_would_choose_others(target):
-    rows = roll_out(target, prompts(8), settings(temperature=1.0))
+    rows = roll_out(target, prompts(8), settings(1.0))
     assert len(rows) == 8
     spans = [row.input_ids[start:end] for row in rows for start, end in sampled_spans(row)[:-1]]
     assert any(target.tokenizer.encode(target.tokenizer.decode(span)) != span for span in spans)
@@ -124,20 +124,31 @@ def test_an_answer_that_was_cut_ends_the_dialogue(target):
 
 def test_rows_depend_on_prompt_and_seed_only_not_on_the_batch(target):
     three = prompts(3, turns=2)
-    together = roll_out(target, three, settings(temperature=0.8, top_p=0.9))
+    together = roll_out(target, three, settings(0.8, top_p=0.9))
     alone = [
-        row
-        for p in reversed(three)
-        for row in roll_out(target, [p], settings(temperature=0.8, top_p=0.9, batch_size=1))
+        row for p in reversed(three) for row in roll_out(target, [p], settings(0.8, top_p=0.9, batch_size=1))
     ]
     assert together == list(reversed(alone))
-    other_seed = roll_out(target, three, settings(temperature=0.8, top_p=0.9, seed=1))
+    other_seed = roll_out(target, three, settings(0.8, top_p=0.9, seed=1))
     assert all(a.input_ids != b.input_ids for a, b in zip(together, other_seed, strict=True))
+
+
+def test_of_several_temperatures_each_prompt_has_one_and_each_of_its_samples_the_next(target):
+    def answered(*temperatures: float, **changes) -> dict[str, list[int]]:
+        rows = roll_out(target, prompts(12, turns=1), settings(*temperatures, **changes))
+        return {row.id: row.input_ids for row in rows}
+
+    greedy, hot, mixed = answered(0.0), answered(1.0), answered(0.0, 1.0)
+    was_greedy = [ids == greedy.get(name) for name, ids in mixed.items()]
+    assert set(was_greedy) == {True, False}
+    assert all(ids in (greedy.get(name), hot.get(name)) for name, ids in mixed.items())
+    twice = answered(0.0, 1.0, samples=2)
+    assert all(ids in (twice.get(name), twice.get(f"{name}@2")) for name, ids in greedy.items())
 
 
 def test_prompts_with_the_same_text_and_other_ids_get_other_samples(target):
     twins = [Prompt("a", QUESTIONS[:1], "s"), Prompt("b", QUESTIONS[:1], "s")]
-    first, second = roll_out(target, twins, settings(temperature=1.0))
+    first, second = roll_out(target, twins, settings(1.0))
     assert first.input_ids != second.input_ids
 
 
@@ -199,8 +210,8 @@ def test_answers_that_were_cut_can_be_left_out_with_their_questions(target):
 
 
 def test_several_answers_to_a_prompt_differ_and_the_first_is_the_only_one_of_a_run_without(target):
-    once = roll_out(target, prompts(3), settings(temperature=1.0))
-    twice = roll_out(target, prompts(3), settings(temperature=1.0, samples=2))
+    once = roll_out(target, prompts(3), settings(1.0))
+    twice = roll_out(target, prompts(3), settings(1.0, samples=2))
     assert [row.id for row in twice] == ["p0", "p0@2", "p1", "p1@2", "p2", "p2@2"]
     assert twice[::2] == once
     assert all(a.input_ids != b.input_ids for a, b in zip(twice[::2], twice[1::2], strict=True))
