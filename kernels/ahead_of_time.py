@@ -166,14 +166,19 @@ def builds(arch: str) -> Iterator[Build]:
             quick=not single,
         )
 
-    shapes = [(bf16, 64, 16), (bf16, 64, 128), (bf16, 128, 16), (bf16, 128, 32), (bf16, 128, 64)]
-    shapes += [(bf16, 128, 128), (bf16, 256, 16), (bf16, 256, 64), (fp32, 64, 16), (fp32, 256, 16)]
+    shapes = [(torch.float16, 128, 64), (bf16, 64, 16), (bf16, 64, 32), (bf16, 64, 64), (bf16, 64, 128)]
+    shapes += [(bf16, 128, 16), (bf16, 128, 32), (bf16, 128, 64), (bf16, 128, 128)]
+    shapes += [(bf16, 256, 16), (bf16, 256, 32), (bf16, 256, 64), (fp32, 64, 16), (fp32, 256, 16)]
     for dtype, dim, rows in shapes:
         for masked in (False, True):
-            yield _attention(dtype, dim, rows, masked, hip, quick=not masked and (dim, rows) == (128, 64))
+            quick = dtype == bf16 and not masked and (dim, rows) == (128, 64)
+            yield _attention(dtype, dim, rows, masked, hip, quick=quick)
     ones = {"nodes": 1, "kv_heads": 1, "group": 1, "tree_rows": 1}
     yield _changed(_attention(bf16, 64, 16, False, hip), "attention of one node and head", ones)
-    yield _changed(_attention(bf16, 128, 32, True, hip), "attention, head size 96", {"EVEN": False})
+    # Head sizes 80, 96 and 112 are padded to 128.
+    for rows, masked in ((32, True), (64, False)):
+        build = _attention(bf16, 128, rows, masked, hip)
+        yield _changed(build, build.name.replace("size 128", "sizes 80 to 112"), {"EVEN": False})
     for splits, dim in ((2, 64), (32, 128), (64, 256)):
         yield Build(
             f"attention: merge of {splits} splits, head size {dim}",

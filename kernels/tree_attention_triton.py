@@ -1,9 +1,10 @@
 """Triton kernels of `kernels.tree_attention`: the formula, its source and its cost are there.
 
 Grid (block of rows, split, sequence and KV head). The rows are the nodes of all query heads of the group, up
-to 128 a block (`tiles`), so a split reads its part of the prefix once for all of them. The prefix is walked
-in whole tiles without a mask; what is left of it lies in the cache right before the tree, and the last split
-takes both together, masked by ancestor words. With a sliding window every tile is masked by position.
+to 128 a block (`tiles`), so a split reads its part of the prefix once for all of them; where there are more
+rows, the blocks of a split are neighbours in the grid and share what they read in the L2 cache. The prefix is
+walked in whole tiles without a mask; what is left of it lies in the cache right before the tree, and the last
+split takes both together, masked by ancestor words. With a sliding window every tile is masked by position.
 
 Splits leave their normalised output and the logarithm of their sum of exponentials (base 2) in fp32, and a
 second launch merges them: out = sum_s 2^(lse_s - M) out_s / sum_s 2^(lse_s - M) with M the largest lse. An
@@ -16,6 +17,7 @@ again, mostly within the L2 cache."""
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -176,8 +178,10 @@ def _split_kernel(
     whole = (length - first) // KEYS
     rest = first + whole * KEYS
     end = length + tree_rows
-    share = tl.cdiv(whole + tl.cdiv(end - rest, KEYS), splits)
-    for tile in tl.range(split * share, tl.minimum(split * share + share, whole), num_stages=STAGES):
+    tiles = whole + tl.cdiv(end - rest, KEYS)
+    mine = split * tiles // splits  # shares differ by one tile at most
+    behind = tl.minimum((split + 1) * tiles // splits, whole)
+    for tile in tl.range(mine, behind, num_stages=STAGES):
         start = first + tile * KEYS
         key = _tile(key_ptr, start, key_stride_row, key_stride_dim, end, dim, KEYS, DIM, False, EVEN)
         value = _tile(value_ptr, start, value_stride_row, value_stride_dim, end, dim, KEYS, DIM, False, EVEN)
@@ -277,6 +281,7 @@ def split_count(programs: int, cache_tiles: int, places: int) -> int:
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
 
+@cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 

@@ -65,38 +65,78 @@ inline float exponentials(float* score, int64_t count, int64_t padded) {
   return total;
 }
 
+// The places of the keys that a row sees: a run of the prefix, then nodes.
+struct Seen {
+  int64_t first, stable;
+  const int64_t* nodes;
+
+  int64_t operator()(int64_t i) const { return i < stable ? first + i : nodes[i - stable]; }
+};
+
 constexpr int64_t HEADS = 4;  // query heads that read a key together
 
+// Products of a key with queries of D = 16 C entries: sums[g] is added to, `stride` lies between queries.
+template <int C, int G>
+inline void add_products(const float* q, int64_t stride, const float* key, f32x16 (&sums)[G][4], int64_t at) {
+#pragma GCC unroll 16
+  for (int c = 0; c < C; ++c) {
+    f32x16 k = load16(key + c * LANES);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) sums[g][at] += load16(q + g * stride + c * LANES) * k;
+  }
+}
+template <int C, int G>
+inline void add_products(const uint16_t* q, int64_t stride, const uint16_t* key, f32x16 (&sums)[G][4], int64_t at) {
+#if defined(__AVX512BF16__)
+#pragma GCC unroll 8
+  for (int c = 0; c < C / 2; ++c) {
+    __m512bh k = (__m512bh)_mm512_loadu_si512(key + c * 2 * LANES);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      __m512bh x = (__m512bh)_mm512_loadu_si512(q + g * stride + c * 2 * LANES);
+      sums[g][at] = (f32x16)_mm512_dpbf16_ps((__m512)sums[g][at], x, k);
+    }
+  }
+#else
+  for (int c = 0; c < C; ++c) {
+    f32x16 k = load16(key + c * LANES);
+    for (int g = 0; g < G; ++g) sums[g][at] += load16(q + g * stride + c * LANES) * k;
+  }
+#endif
+}
+
 // Scores and weighted values of up to four query heads of one row, D = 16 C; `row(i)` is the place of the i-th key seen.
-template <typename T, int C, int G, typename Row>
-void attend_heads(const float* q, const T* keys, const T* values, int64_t count, const Row& row, float softcap, float* score,
-                  T* out) {
+template <typename T, int C, int G>
+void attend_heads(const T* q, int64_t stride, const T* keys, const T* values, int64_t count, const Seen& row, float scale,
+                  float softcap, float* score, T* out) {
   constexpr int64_t D = C * LANES;
   const int64_t padded = (count + LANES - 1) / LANES * LANES;
-  for (int64_t i = 0; i < count; i += 4) {
-    f32x16 sums[G][4] = {};
-    int64_t size = std::min<int64_t>(4, count - i);
-    for (int64_t j = 0; j < size; ++j) {
-      const T* k = keys + row(i + j) * D;
-#pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) {
-        f32x16 key = load16(k + c * LANES);
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) sums[g][j] += load16(q + g * D + c * LANES) * key;
-      }
-    }
+  auto scores = [&](int64_t i, int64_t size, const f32x16 (&sums)[G][4]) {
     for (int g = 0; g < G; ++g) {
       float four[4];
       add_lanes(sums[g], four);
       for (int64_t j = 0; j < size; ++j) {
-        score[g * padded + i + j] = softcap != 0 ? softcap * std::tanh(four[j] / softcap) : four[j];
+        float value = four[j] * scale;
+        score[g * padded + i + j] = softcap != 0 ? softcap * std::tanh(value / softcap) : value;
       }
     }
+  };
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    f32x16 sums[G][4] = {};
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) add_products<C, G>(q, stride, keys + row(i + j) * D, sums, j);
+    scores(i, 4, sums);
+  }
+  if (i < count) {
+    f32x16 sums[G][4] = {};
+    for (int64_t j = 0; i + j < count; ++j) add_products<C, G>(q, stride, keys + row(i + j) * D, sums, j);
+    scores(i, count - i, sums);
   }
   float total[G];
   for (int g = 0; g < G; ++g) total[g] = exponentials(score + g * padded, count, padded);
   f32x16 sums[G][C] = {};
-  for (int64_t i = 0; i < count; ++i) {
+  for (i = 0; i < count; ++i) {
     const T* v = values + row(i) * D;
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
@@ -110,13 +150,14 @@ void attend_heads(const float* q, const T* keys, const T* values, int64_t count,
 }
 
 // Any head size.
-template <typename T, typename Row>
-void attend_head(const float* q, const T* keys, const T* values, int64_t count, const Row& row, float softcap, float* score,
-                 int64_t size, T* out) {
+template <typename T>
+void attend_head(const T* q, const T* keys, const T* values, int64_t count, const Seen& row, float scale, float softcap,
+                 float* score, int64_t size, T* out) {
   float highest = -std::numeric_limits<float>::infinity(), total = 0;
   for (int64_t i = 0; i < count; ++i) {
     float value = 0;
-    for (int64_t d = 0; d < size; ++d) value += q[d] * as_float(keys[row(i) * size + d]);
+    for (int64_t d = 0; d < size; ++d) value += as_float(q[d]) * as_float(keys[row(i) * size + d]);
+    value *= scale;
     if (softcap != 0) value = softcap * std::tanh(value / softcap);
     score[i] = value;
     highest = std::max(highest, value);
@@ -141,15 +182,15 @@ void attend_row(const T* q, int64_t head_stride, const T* keys, const T* values,
   for (int64_t depth = 0; word; word &= word - 1, ++depth)
     if (prefix + depth >= first) seen.push_back(prefix + std::countr_zero(word));
   int64_t stable = std::max<int64_t>(0, prefix - first), count = stable + int64_t(seen.size());
-  work.resize(HEADS * (count + LANES + s.size));
-  float *query = work.data(), *score = query + HEADS * s.size;
-  auto row = [&](int64_t i) { return i < stable ? first + i : seen[i - stable]; };
+  work.resize(HEADS * (count + LANES));
+  float* score = work.data();
+  const Seen row{first, stable, seen.data()};
   for (int64_t g = 0; g < group;) {
     int64_t heads = std::min(HEADS, group - g);
-    for (int64_t i = 0; i < heads; ++i)
-      for (int64_t d = 0; d < s.size; ++d) query[i * s.size + d] = as_float(q[(g + i) * head_stride + d]) * s.scale;
+    const T* query = q + g * head_stride;
     T* result = out + g * s.size;
-#define EAGLE_HEADS(C, G) attend_heads<T, C, G>(query, keys, values, count, row, s.softcap, score, result)
+#define EAGLE_HEADS(C, G) \
+  attend_heads<T, C, G>(query, head_stride, keys, values, count, row, s.scale, s.softcap, score, result)
 #define EAGLE_SIZE(C)                            \
   switch (heads) {                               \
     case 1: EAGLE_HEADS(C, 1); break;            \
@@ -163,7 +204,8 @@ void attend_row(const T* q, int64_t head_stride, const T* keys, const T* values,
       case 128: EAGLE_SIZE(8);
       default:
         for (int64_t i = 0; i < heads; ++i)
-          attend_head<T>(query + i * s.size, keys, values, count, row, s.softcap, score, s.size, result + i * s.size);
+          attend_head<T>(query + i * head_stride, keys, values, count, row, s.scale, s.softcap, score, s.size,
+                         result + i * s.size);
     }
 #undef EAGLE_SIZE
 #undef EAGLE_HEADS

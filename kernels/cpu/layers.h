@@ -29,24 +29,20 @@ void share(int64_t count, const F& work) {
 template <typename T, typename F>
 void share_blocks(const T* x, int64_t rows, int64_t width, const Tensor& packed, const Tensor& bias, int64_t outputs,
                   std::vector<T>& local, const F& use) {
-  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, parts = (rows + ROWS - 1) / ROWS, steps = width / Step<T>::DEPTH;
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, steps = width / Step<T>::DEPTH;
   const T *weights = (const T*)packed.const_data_ptr(), *added = bias.numel() ? (const T*)bias.const_data_ptr() : nullptr;
   int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), end = blocks * (thread + 1) / threads;
   local.resize(rows * 2 * BLOCK);
   for (int64_t block = blocks * thread / threads; block < end;) {
     const T* w = weights + block * width * BLOCK;
-    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1, row = 0;
+    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1;
     int64_t count = std::min(together * BLOCK, outputs - first), stride = together * BLOCK;
     const T* b = added ? added + first : nullptr;
     if (together == 2) {
       if (rows == 1) multiply<T, 1, 2>(x, width, w, steps, b, local.data(), stride, count);
       else multiply<T, 2, 2>(x, width, w, steps, b, local.data(), stride, count);
     } else {
-      for (int64_t part = 0; part < parts; ++part) {
-        int64_t size = (rows - row + parts - part - 1) / (parts - part);
-        multiply_rows<T>(size, x + row * width, width, w, steps, b, local.data() + row * stride, stride, count);
-        row += size;
-      }
+      multiply_block(x, rows, width, w, steps, b, local.data(), stride, count, block + 1 < end);
     }
     use(first, local.data(), stride, count);
     block += together;
@@ -100,17 +96,23 @@ inline Tensor norm(const Tensor& input, const Tensor& weight, double eps, int64_
 // Turns the first `turned` entries of a head; cos and sin are of the model's dtype, and products are rounded as there, or fp32.
 template <typename T>
 void rotate(T* head, const void* cos, const void* sin, bool full, int64_t turned) {
-  int64_t half = turned / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    float a = as_float(head[i]), b = as_float(head[i + half]);
-    if (full) {
-      const float *c = (const float*)cos, *s = (const float*)sin;
-      put(head + i, a * c[i] - b * s[i]);
-      put(head + i + half, b * c[i + half] + a * s[i + half]);
-    } else {
-      const T *c = (const T*)cos, *s = (const T*)sin;
-      put(head + i, rounded(a * as_float(c[i]), head) - rounded(b * as_float(s[i]), head));
-      put(head + i + half, rounded(b * as_float(c[i + half]), head) + rounded(a * as_float(s[i + half]), head));
+  const int64_t half = turned / 2;
+  T *low = head, *high = head + half;
+  if (full) {
+    const float *c = (const float*)cos, *s = (const float*)sin;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < half; ++i) {
+      float a = as_float(low[i]), b = as_float(high[i]);
+      put(low + i, a * c[i] - b * s[i]);
+      put(high + i, b * c[i + half] + a * s[i + half]);
+    }
+  } else {
+    const T *c = (const T*)cos, *s = (const T*)sin;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < half; ++i) {
+      float a = as_float(low[i]), b = as_float(high[i]);
+      put(low + i, rounded(a * as_float(c[i]), head) - rounded(b * as_float(s[i]), head));
+      put(high + i, rounded(b * as_float(c[i + half]), head) + rounded(a * as_float(s[i + half]), head));
     }
   }
 }

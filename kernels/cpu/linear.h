@@ -21,7 +21,7 @@ namespace eagle {
 using at::Tensor;
 
 constexpr int64_t BLOCK = 4 * LANES;  // outputs packed together
-constexpr int64_t ROWS = 6;           // rows multiplied at a time: 24 vectors of sums, 4 of weights
+constexpr int64_t ROWS = 7;           // rows multiplied at a time: 28 vectors of sums, 4 of weights
 
 // One step of a dot product: two bf16 weights or one fp32 weight for each of 16 outputs, times one row's inputs.
 template <typename T>
@@ -64,13 +64,24 @@ struct Step<float> {
   static void add(f32x16& sum, Weights w, const float* x) { sum += w * *x; }
 };
 
+// What to fetch from memory while multiplying by weights that are in L2: every step a piece of so many bytes.
+struct Fetch {
+  const char* from = nullptr;
+  int64_t piece = 0, stride = 0;
+
+  void step(int64_t k) const {
+    for (int64_t byte = 0; byte < piece; byte += 64) __builtin_prefetch(from + k * stride + byte, 0, 2);
+  }
+};
+
 // R rows times B blocks of 64 outputs.
 template <typename T, int R, int B = 1>
 void multiply(const T* x, int64_t stride, const T* w, int64_t steps, const T* bias, T* out, int64_t out_stride,
-              int64_t outputs) {
+              int64_t outputs, const Fetch& fetch = {}) {
   using S = Step<T>;
   f32x16 sums[R][4 * B] = {};
   for (int64_t k = 0; k < steps; ++k) {
+    fetch.step(k);
     typename S::Weights v[4 * B];
     for (int b = 0; b < B; ++b) {
       const T* here = w + (b * steps + k) * BLOCK * S::DEPTH;
@@ -93,25 +104,42 @@ void multiply(const T* x, int64_t stride, const T* w, int64_t steps, const T* bi
 
 template <typename T>
 void multiply_rows(int64_t rows, const T* x, int64_t stride, const T* w, int64_t steps, const T* bias, T* out,
-                   int64_t out_stride, int64_t outputs) {
+                   int64_t out_stride, int64_t outputs, const Fetch& fetch) {
   switch (rows) {
-    case 1: return multiply<T, 1>(x, stride, w, steps, bias, out, out_stride, outputs);
-    case 2: return multiply<T, 2>(x, stride, w, steps, bias, out, out_stride, outputs);
-    case 3: return multiply<T, 3>(x, stride, w, steps, bias, out, out_stride, outputs);
-    case 4: return multiply<T, 4>(x, stride, w, steps, bias, out, out_stride, outputs);
-    case 5: return multiply<T, 5>(x, stride, w, steps, bias, out, out_stride, outputs);
-    case 6: return multiply<T, 6>(x, stride, w, steps, bias, out, out_stride, outputs);
+    case 1: return multiply<T, 1>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 2: return multiply<T, 2>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 3: return multiply<T, 3>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 4: return multiply<T, 4>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 5: return multiply<T, 5>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 6: return multiply<T, 6>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+    case 7: return multiply<T, 7>(x, stride, w, steps, bias, out, out_stride, outputs, fetch);
+  }
+}
+
+// All rows times one block, in parts of like size. Parts behind the first find the weights in L2, so that memory would idle
+// meanwhile: where another block follows, each part fetches its share of it.
+template <typename T>
+void multiply_block(const T* x, int64_t rows, int64_t stride, const T* w, int64_t steps, const T* bias, T* out,
+                    int64_t out_stride, int64_t outputs, bool followed) {
+  constexpr int64_t STEP = BLOCK * Step<T>::DEPTH * sizeof(T);  // bytes
+  int64_t parts = (rows + ROWS - 1) / ROWS, row = 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    int64_t size = (rows - row + parts - part - 1) / (parts - part);
+    Fetch fetch;
+    if (parts > 1 && followed) fetch = {(const char*)w + steps * STEP + part * STEP / parts, STEP / parts, STEP};
+    multiply_rows<T>(size, x + row * stride, stride, w, steps, bias, out + row * out_stride, out_stride, outputs, fetch);
+    row += size;
   }
 }
 
 template <typename T>
 void linear_rows(const T* x, int64_t rows, int64_t stride, const T* packed, int64_t steps, const T* bias, T* out,
                  int64_t outputs) {
-  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, parts = (rows + ROWS - 1) / ROWS;
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const T* w = packed + block * steps * BLOCK * Step<T>::DEPTH;
-      int64_t first = block * BLOCK, count = std::min(BLOCK, outputs - first), row = 0;
+      int64_t first = block * BLOCK, count = std::min(BLOCK, outputs - first);
       if (rows <= 2 && block + 1 < end) {  // one or two rows give a block too few sums at a time to hide their latency
         count = std::min(2 * BLOCK, outputs - first);
         const T* added = bias ? bias + first : nullptr;
@@ -120,12 +148,7 @@ void linear_rows(const T* x, int64_t rows, int64_t stride, const T* packed, int6
         ++block;
         continue;
       }
-      for (int64_t part = 0; part < parts; ++part) {  // parts of like size; those behind the first find the block in L2
-        int64_t size = (rows - row + parts - part - 1) / (parts - part);
-        multiply_rows<T>(size, x + row * stride, stride, w, steps, bias ? bias + first : nullptr,
-                         out + row * outputs + first, outputs, count);
-        row += size;
-      }
+      multiply_block(x, rows, stride, w, steps, bias ? bias + first : nullptr, out + first, outputs, count, block + 1 < end);
     }
   });
 }
