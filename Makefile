@@ -18,11 +18,11 @@ DEMO_GEN_DATA_FLAGS = --max-prompts 600 --max-new-tokens 128 --batch-size 48 --s
 DEMO_EXTRACT_FEATURES_FLAGS = --shard-bytes 67108864
 DEMO_BENCH_FLAGS = --max-new-tokens 64 --num-prompts 40
 
-LARGER_RUN = runs/larger
+LARGER_RUN = $(if $(filter command,$(firstword $(origin RUN))),$(RUN),runs/larger)
 EXTRA_PROMPTS =
 LARGER_EVAL_PROMPTS = $(EVAL_PROMPTS)
-LARGER_GEN_DATA_FLAGS = --max-prompts 1800 --max-new-tokens 160 --batch-size 48 --shard-rows 512
-LARGER_TRAIN_FLAGS = --epochs 6
+LARGER_GEN_DATA_FLAGS = --max-prompts 4100 --temperature 0,1 --max-new-tokens 160 --batch-size 48 --shard-rows 512
+LARGER_TRAIN_FLAGS = --epochs 3 --max-steps 1386 --draft-vocab-size 6528
 LARGER_BENCH_FLAGS = --max-new-tokens 64
 
 PYTHON = python3
@@ -65,7 +65,7 @@ demo: $(INSTALLED) ## Install, then data, features, head and bench on the embedd
 		EXTRACT_FEATURES_FLAGS='$(DEMO_EXTRACT_FEATURES_FLAGS) $(EXTRACT_FEATURES_FLAGS)' \
 		BENCH_FLAGS='$(DEMO_BENCH_FLAGS) $(BENCH_FLAGS)'
 
-larger: $(INSTALLED) ## The same with more data and training, an hour on 2 cores, into LARGER_RUN; EXTRA_PROMPTS adds sources
+larger: $(INSTALLED) ## The same with more data and training, about an hour on 2 cores, into runs/larger; EXTRA_PROMPTS adds sources
 	@$(MAKE) train table RUN='$(LARGER_RUN)' PROMPTS='$(PROMPTS) $(EXTRA_PROMPTS)' \
 		EVAL_PROMPTS='$(LARGER_EVAL_PROMPTS)' GEN_DATA_FLAGS='$(LARGER_GEN_DATA_FLAGS) $(GEN_DATA_FLAGS)' \
 		TRAIN_FLAGS='$(LARGER_TRAIN_FLAGS) $(TRAIN_FLAGS)' BENCH_FLAGS='$(LARGER_BENCH_FLAGS) $(BENCH_FLAGS)'
