@@ -130,3 +130,15 @@ def test_the_kubernetes_job_sets_flags_that_are_there() -> None:
     known = {stage.environment_variable(name) for name in stage.config_class().model_fields}
     assert {each["name"] for each in container["env"]} <= known
     assert int(container["env"][0]["value"]) == job["spec"]["completions"]
+
+
+def test_the_kubernetes_deployment_sets_flags_that_are_there_and_asks_paths_that_are_served() -> None:
+    deployment, service = yaml.safe_load_all((ROOT / "examples/kubernetes-serve.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    stage = next(each for each in STAGES if each.name == "serve")
+    known = {stage.environment_variable(name) for name in stage.config_class().model_fields}
+    assert {each["name"] for each in container["env"]} <= {*known, "EAGLE_API_KEY"}
+    probes = {container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    assert probes == {"/health", "/version"}
+    assert container["ports"][0]["containerPort"] == stage.config_class().model_fields["port"].default
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
