@@ -6,9 +6,12 @@ Builds every kernel, compares each with float64, times it against PyTorch's atte
 that its bytes take at the copy bandwidth measured here, captures a cycle of all kernels as a CUDA graph, and
 runs the engine on a Llama-3.1-8B of random weights: its cycle with a draft head, captured and not, and with a
 drafter of known acceptance in the host's loop, the device's and the overlapped one. Ends with tables and a
-JSON file, and fails if a result is wrong or the goal for attention is missed. Needs torch, triton,
-transformers and numpy, 24 GB of GPU memory, and for the engine what the project needs; without that the
-engine is left out.
+JSON file, and fails if a result is wrong or the goal for attention is missed. Needs torch, triton, numpy and
+24 GB of GPU memory, and for the engine transformers and pydantic; without those the engine is left out.
+
+No part needs another: what fails, for want of memory too, is a failed check with its own line, and the JSON
+file is written after every part. Where a fault has made the GPU unusable for this process, the parts that are
+left run in a new one.
 
 Without a GPU it runs small, in Triton's interpreter: the results are checked, the times mean nothing.
 """
@@ -16,12 +19,12 @@ Without a GPU it runs small, in Triton's interpreter: the results are checked, t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -33,7 +36,21 @@ from benchmarks.gpu.engine import run_engine
 from benchmarks.gpu.loop import run_loop
 from benchmarks.gpu.report import Report, machine
 from benchmarks.gpu.size import FULL, SMALL, Size
-from benchmarks.gpu.times import copy_bandwidth, time_attention, time_others, time_tilings
+from benchmarks.gpu.times import measure_bandwidth, time_attention, time_others, time_tilings
+
+Part = Callable[[Report, Size], None]
+
+KERNELS: tuple[Part, ...] = (
+    check_attention,
+    check_acceptance,
+    check_draft,
+    check_compaction,
+    measure_bandwidth,
+    time_attention,
+    time_others,
+    run_cycle,
+)
+ENGINE: tuple[Part, ...] = (run_loop, run_engine)
 
 
 def main() -> int:
@@ -44,63 +61,47 @@ def main() -> int:
         "--tilings", action="store_true", help="time other tilings of attention too (minutes)"
     )
     parser.add_argument("--no-engine", action="store_true", help="kernels only")
+    parser.add_argument("--go-on", action="store_true", help="leave out the parts that the JSON file has")
     arguments = parser.parse_args()
     size = SMALL if arguments.small or not CUDA else FULL
-
-    report, start = Report(), time.perf_counter()
-    with torch.inference_mode():
-        bandwidth = copy_bandwidth(size)
-        report.machine = machine(bandwidth)
-        print(json.dumps(report.machine))
-        for check in (check_attention, check_acceptance, check_draft, check_compaction):
-            part(report, check, size)
-        part(report, lambda report, size: time_attention(report, size, bandwidth), size, "time_attention")
-        part(report, lambda report, size: time_others(report, size, bandwidth), size, "time_others")
-        part(report, run_cycle, size)
-        if arguments.tilings:
-            part(report, time_tilings, size)
-    if CUDA:
-        torch.cuda.empty_cache()
+    report = Report.read(arguments.output) if arguments.go_on else Report(machine=machine())
+    print(json.dumps(report.machine), flush=True)
     if arguments.no_engine:
         report.engine = {"left_out": "not asked for"}
-    else:
-        for run in (run_loop, run_engine):
-            part(report, if_installed(run), size, run.__name__)
-            if CUDA:
-                torch.cuda.empty_cache()
-    report.seconds["all"] = time.perf_counter() - start
+    for run in (*KERNELS, *(time_tilings,) * arguments.tilings, *(() if arguments.no_engine else ENGINE)):
+        if run.__name__ in report.seconds:
+            continue
+        usable = part(report, run, size)
+        report.write(arguments.output)
+        if not usable:
+            print("the GPU cannot be used any more by this process; the rest runs in a new one", flush=True)
+            again = [a for a in sys.argv[1:] if a != "--go-on"]
+            os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu_check", *again, "--go-on"])
 
     report.print_tables()
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(asdict(report), indent=1) + "\n")
     failed = report.failed
-    print(f"\n{len(report.checks)} checks, {len(failed)} failed; {report.seconds['all']:.0f} s")
+    print(f"\n{len(report.checks)} checks, {len(failed)} failed; {sum(report.seconds.values()):.0f} s")
+    for name in failed:
+        print(f"  {name}")
     print(f"{arguments.output} has everything")
     return 1 if failed else 0
 
 
-def part(report: Report, run: Callable[[Report, Size], None], size: Size, name: str | None = None) -> None:
-    """Run one part; a fault in it is a failed check, and the others still run."""
-    name = name or run.__name__
-    print(name.replace("_", " "), flush=True)
+def part(report: Report, run: Part, size: Size) -> bool:
+    """Run one part; returns whether the GPU can still be used."""
+    print(run.__name__.replace("_", " "), flush=True)
     start = time.perf_counter()
-    try:
+    with report.attempt(run.__name__):
         run(report, size)
-    except Exception:
-        report.check(name, False, traceback.format_exc())
-    report.seconds[name] = time.perf_counter() - start
-
-
-def if_installed(run: Callable[[Report, Size], None]) -> Callable[[Report, Size], None]:
-    """A part that is left out where the project's own dependencies are missing."""
-
-    def tried(report: Report, size: Size) -> None:
+    report.seconds[run.__name__] = time.perf_counter() - start
+    gc.collect()
+    if CUDA:
         try:
-            run(report, size)
-        except ImportError as error:
-            report.engine = {"left_out": f"the project is not installed: {error}"}
-
-    return tried
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False
+    return True
 
 
 if __name__ == "__main__":

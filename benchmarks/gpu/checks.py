@@ -11,7 +11,8 @@ from benchmarks.gpu import DEVICE
 from benchmarks.gpu.float64 import attention64, gumbel64
 from benchmarks.gpu.inputs import MIN_P, TOP_K, TOP_P, Verification, ancestor_words, normal, random_trees
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.size import Size
+from benchmarks.gpu.size import Case, Size
+from kernels.accept import Acceptance
 from kernels.accept_triton import accept_states_triton, accept_tree_triton
 from kernels.compact_triton import compact_triton
 from kernels.draft_topk_triton import draft_topk_triton
@@ -22,34 +23,40 @@ from kernels.tree_attention_triton import tree_attention_triton
 _BOUNDS = {torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
+@torch.inference_mode()
 def check_attention(report: Report, size: Size) -> None:
-    generator = torch.Generator().manual_seed(1)
     for case in size.cases:
-        trees = random_trees(case.batch, case.nodes, seed=case.nodes)
-        # One prefix much shorter than the others.
-        lengths = [case.prefix // 3 if b == 1 else max(0, case.prefix - 37 * b) for b in range(case.batch)]
-        slots = torch.randperm(case.batch + 1, generator=generator)[: case.batch].tolist()
-        rows = case.prefix + case.nodes
-        keys, values = normal(2, case.batch + 1, case.kv_heads, rows, case.head_dim, dtype=case.dtype)
-        query = normal(case.batch, case.nodes, case.heads, case.head_dim, dtype=case.dtype, seed=1)
-        query, scale = query.transpose(1, 2), case.head_dim**-0.5
-        exact = attention64(query, keys, values, slots, lengths, trees, scale, case.window, case.softcap)
-        error = 0.0
-        for splits in (None, 1, 3):
-            out = tree_attention_triton(
-                query,
-                keys,
-                values,
-                torch.tensor(slots, device=DEVICE),
-                torch.tensor(lengths, device=DEVICE),
-                ancestor_words(trees),
-                scale,
-                sliding_window=case.window,
-                softcap=case.softcap,
-                splits=splits,
-            )
-            error = max(error, _error(out, exact))
-        report.check(f"attention, {case}", error < _BOUNDS[case.dtype], f"largest error {error:.1e}")
+        with report.attempt(f"attention, {case}"):
+            _check_attention(report, case)
+
+
+def _check_attention(report: Report, case: Case) -> None:
+    generator = torch.Generator().manual_seed(1)
+    trees = random_trees(case.batch, case.nodes, seed=case.nodes)
+    # One prefix much shorter than the others.
+    lengths = [case.prefix // 3 if b == 1 else max(0, case.prefix - 37 * b) for b in range(case.batch)]
+    slots = torch.randperm(case.batch + 1, generator=generator)[: case.batch].tolist()
+    rows = case.prefix + case.nodes
+    keys, values = normal(2, case.batch + 1, case.kv_heads, rows, case.head_dim, dtype=case.dtype)
+    query = normal(case.batch, case.nodes, case.heads, case.head_dim, dtype=case.dtype, seed=1)
+    query, scale = query.transpose(1, 2), case.head_dim**-0.5
+    exact = attention64(query, keys, values, slots, lengths, trees, scale, case.window, case.softcap)
+    error = 0.0
+    for splits in (None, 1, 3):
+        out = tree_attention_triton(
+            query,
+            keys,
+            values,
+            torch.tensor(slots, device=DEVICE),
+            torch.tensor(lengths, device=DEVICE),
+            ancestor_words(trees),
+            scale,
+            sliding_window=case.window,
+            softcap=case.softcap,
+            splits=splits,
+        )
+        error = max(error, _error(out, exact))
+    report.check(f"attention, {case}", error < _BOUNDS[case.dtype], f"largest error {error:.1e}")
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
@@ -58,18 +65,40 @@ def _error(found: Tensor, exact: Tensor) -> float:
     return math.inf if math.isnan(error) else error
 
 
+@torch.inference_mode()
 def check_acceptance(report: Report, size: Size) -> None:
     model, case = size.model, Verification.random(2, size.nodes)
-    exact = gumbel64(case.seed, case.sample, case.positions[:, 0], model.vocab)
-    noise = gumbel_noise_vocab_triton(case.seed, case.sample, case.positions[:, 0], model.vocab)
-    error = _error(noise, exact)
-    report.check("noise", error < 1e-4, f"largest error {error:.1e}")
+    with report.attempt("noise"):
+        exact = gumbel64(case.seed, case.sample, case.positions[:, 0], model.vocab)
+        noise = gumbel_noise_vocab_triton(case.seed, case.sample, case.positions[:, 0], model.vocab)
+        error = _error(noise, exact)
+        report.check("noise", error < 1e-5, f"largest error {error:.1e}")
 
     logits = (3 * normal(2, size.nodes, model.vocab, dtype=torch.float32)).to(size.dtype)
     scores = case.scores(logits)
     tokens = _tokens_half_right(case, scores.argmax(-1), model.vocab)
-    result = accept_tree_triton(logits, tokens, *case.keys)
-    _check_draws(report, "acceptance: draws", result.drawn, scores, 1e-4)
+    with report.attempt("acceptance"):
+        result = accept_tree_triton(logits, tokens, *case.keys)
+        _check_draws(report, "acceptance: draws", result.drawn, scores, 1e-4)
+        _check_walk(report, case, tokens, result)
+    with report.attempt("filters"):
+        floor = filter_floor_triton(logits, case.temperature, case.filters)
+        _check_filters(report, case, logits, floor)
+        heat = torch.where(case.temperature > 0, case.temperature, 1.0)[:, None, None]
+        ruled_out = logits.float() / heat < floor.unsqueeze(-1)
+        result = accept_tree_triton(logits, tokens, *case.keys, filters=case.filters)
+        kept = scores.masked_fill(ruled_out, -math.inf)
+        _check_draws(report, "acceptance: draws of what the filters keep", result.drawn, kept, 1e-4)
+    with report.attempt("acceptance with the LM head"):
+        states = normal(2, size.nodes, model.hidden, dtype=size.dtype, seed=3)
+        weight = normal(model.vocab, model.hidden, dtype=size.dtype, seed=4)
+        weight = weight * (3 / math.sqrt(model.hidden))
+        exact = torch.cat([states.double() @ part.double().T for part in weight.split(1 << 14)], -1)
+        result = accept_states_triton(states, weight, tokens, *case.keys)
+        _check_draws(report, "acceptance with the LM head: draws", result.drawn, case.scores(exact), 1e-3)
+
+
+def _check_walk(report: Report, case: Verification, tokens: Tensor, result: Acceptance) -> None:
     walks = [
         _walk(t, n, d) for t, n, d in zip(case.trees, tokens.tolist(), result.drawn.tolist(), strict=True)
     ]
@@ -77,20 +106,6 @@ def check_acceptance(report: Report, size: Size) -> None:
     right += [result.count.tolist() == [len(walk) for walk in walks]]
     right += [result.token.tolist() == [int(result.drawn[b, walk[-1]]) for b, walk in enumerate(walks)]]
     report.check("acceptance: walk", all(right), f"{result.count.tolist()} nodes")
-
-    floor = filter_floor_triton(logits, case.temperature, case.filters)
-    _check_filters(report, case, logits, floor)
-    heat = torch.where(case.temperature > 0, case.temperature, 1.0)[:, None, None]
-    ruled_out = logits.float() / heat < floor.unsqueeze(-1)
-    result = accept_tree_triton(logits, tokens, *case.keys, filters=case.filters)
-    kept = scores.masked_fill(ruled_out, -math.inf)
-    _check_draws(report, "acceptance: draws of what the filters keep", result.drawn, kept, 1e-4)
-
-    states = normal(2, size.nodes, model.hidden, dtype=size.dtype, seed=3)
-    weight = normal(model.vocab, model.hidden, dtype=size.dtype, seed=4) * (3 / math.sqrt(model.hidden))
-    scores = case.scores(torch.stack([s.double() @ weight.double().T for s in states]))
-    result = accept_states_triton(states, weight, tokens, *case.keys)
-    _check_draws(report, "acceptance with the LM head: draws", result.drawn, scores, 1e-3)
 
 
 def _tokens_half_right(case: Verification, drawn: Tensor, vocab: int) -> Tensor:
@@ -135,6 +150,7 @@ def _check_filters(report: Report, case: Verification, logits: Tensor, floor: Te
     report.check("filters", passed, f"{int(kept.min())} to {int(kept.max())} tokens kept")
 
 
+@torch.inference_mode()
 def check_draft(report: Report, size: Size) -> None:
     model, nodes, k = size.model, 3, 8
     logits = (3 * normal(nodes, model.draft_vocab, dtype=torch.float32)).to(size.dtype)
@@ -163,6 +179,7 @@ def check_draft(report: Report, size: Size) -> None:
     )
 
 
+@torch.inference_mode()
 def check_compaction(report: Report, size: Size) -> None:
     model, batch, nodes, length = size.model, 2, 24, 50
     cache = normal(2, 2, batch + 1, model.kv_heads, length + nodes, model.head_dim, dtype=size.dtype)

@@ -57,6 +57,7 @@ class Cycle:
         return best.token, out, accepted.path, accepted.count, accepted.token
 
 
+@torch.inference_mode()
 def run_cycle(report: Report, size: Size) -> None:
     cycle = Cycle(size)
     before = cycle.cache.clone()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu import DEVICE
 from kernels import philox4x32
+from kernels.noise import BELOW_ONE
 
 
 def path_to_root(tree: Sequence[int], node: int) -> list[int]:
@@ -55,11 +56,13 @@ def attention64(
 
 
 def gumbel64(seed: Tensor, sample: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """Noise of every token: float64 [R, vocab] of int64 [R] keys."""
+    """Noise of every token, of the fp32 number v that `kernels.noise` makes of a word: float64 [R, vocab] of
+    int64 [R] keys."""
     counter = torch.arange(-(-vocab // 4), device=DEVICE)[None]
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     words = philox4x32(
         counter, position[:, None], sample[:, None], torch.zeros_like(counter), low[:, None], high[:, None]
     )
-    word = torch.stack(words, -1).flatten(1)[:, :vocab].double()
-    return -torch.log(-torch.log1p(-(word + 0.5) / 2**32))
+    word = torch.stack(words, -1).flatten(1)[:, :vocab].to(torch.float32)
+    v = ((word + 0.5) * 2.0**-32).clamp(max=BELOW_ONE).double()
+    return -torch.log(-torch.log1p(-v))

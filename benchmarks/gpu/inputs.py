@@ -91,7 +91,7 @@ class Verification:
 class AttentionInputs:
     """A cache of several layers, and one tree for every sequence.
 
-    cache: [2, layers, B, Hkv, rows, D]; query: [B, Hq, N, D]; mask: bool [B, 1, N, rows], for PyTorch.
+    cache: [2, layers, B, Hkv, rows, D]; query: [B, Hq, N, D].
     """
 
     cache: Tensor
@@ -99,7 +99,6 @@ class AttentionInputs:
     slots: Tensor
     lengths: Tensor
     words: Tensor
-    mask: Tensor
 
     @classmethod
     def make(cls, size: Size, storage: Tensor, batch: int, prefix: int, nodes: int) -> AttentionInputs:
@@ -111,16 +110,25 @@ class AttentionInputs:
         layers = max(1, min(wanted, model.layers, storage.numel() // layer))
         cache = storage[: layers * layer].view(2, layers, batch, model.kv_heads, rows, model.head_dim)
         words = ancestor_words(random_trees(1, nodes, seed=3) * batch)
-        mask = torch.ones(batch, 1, nodes, rows, dtype=torch.bool, device=DEVICE)
-        mask[..., prefix:] = ((words[..., None] >> torch.arange(nodes, device=DEVICE)) & 1).bool()[:, None]
         return cls(
             cache,
             normal(batch, model.heads, nodes, model.head_dim, dtype=size.dtype),
             torch.arange(batch, device=DEVICE),
             torch.full((batch,), prefix, device=DEVICE),
             words,
-            mask,
         )
+
+    def bias(self, group: int) -> Tensor:
+        """What PyTorch adds to the scores [B, Hkv, G * N, rows], one copy for all: 0 where a node sees a row
+        and -inf where it does not."""
+        batch, _, nodes, _ = self.query.shape
+        kv_heads, rows = self.cache.shape[3:5]
+        seen = torch.ones(nodes, rows, dtype=torch.bool, device=DEVICE)
+        bits = torch.arange(nodes, device=DEVICE)
+        seen[:, rows - nodes :] = ((self.words[0, :, None] >> bits) & 1).bool()
+        bias = torch.zeros(nodes, rows, dtype=self.query.dtype, device=DEVICE)
+        bias.masked_fill_(~seen, -torch.inf)
+        return bias.repeat(group, 1).expand(batch, kv_heads, -1, -1)
 
     @staticmethod
     def storage(size: Size) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.gpu import CUDA, DEVICE
-from benchmarks.gpu.engine import engine_of, random_target
+from benchmarks.gpu.engine import LOOPS, engine_of, project_missing, random_target
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.size import Size
 from benchmarks.gpu.times import seconds
@@ -22,11 +22,9 @@ _TOKENS = 24
 
 def run_loop(report: Report, size: Size) -> None:
     """An EAGLE-3 head of random weights drafts; its tokens are hardly ever right, which leaves the work the
-    same.
-
-    Raises:
-        ImportError: the project's own dependencies are missing.
-    """
+    same."""
+    if project_missing(report):
+        return
     from stages.decoding import GenerationRequest, SamplingParams
     from stages.decoding.drafters import EagleDrafter
     from stages.heads import Eagle3Config, Eagle3Head
@@ -57,20 +55,22 @@ def run_loop(report: Report, size: Size) -> None:
             return list(outputs.values())
 
         for tree in _TREES:
-            engines = {
-                loop: engine_of(target, loop, batch, EagleDrafter(head, slots=batch), tree, layers)
-                for loop in ("host", "device", "overlapped")
-            }
-            found = {loop: answers(engine) for loop, engine in engines.items()}
             name = f"loop: {tree.partition(':')[0]}, batch {batch}"
-            # In half precision near-ties may fall otherwise where batches grow and shrink at other times.
-            if size.dtype == torch.float32 or batch == 1:
-                same = found["device"] == found["overlapped"]
-                report.check(f"{name}: overlapped as not", same, f"{batch * _TOKENS} tokens")
-            if size.dtype == torch.float32:
-                report.check(f"{name}: as on the host", found["host"] == found["device"], "equal in float32")
-            if CUDA:
-                report.loops.append(_timed(report, engines["device"], name, batch, tree, size))
+            with report.attempt(name):
+                engines = {
+                    loop: engine_of(target, loop, batch, EagleDrafter(head, slots=batch), tree, layers)
+                    for loop in LOOPS
+                }
+                found = {loop: answers(engine) for loop, engine in engines.items()}
+                # In half precision near-ties may fall otherwise where batches grow and shrink at other times.
+                if size.dtype == torch.float32 or batch == 1:
+                    same = found["device"] == found["overlapped"]
+                    report.check(f"{name}: overlapped as not", same, f"{batch * _TOKENS} tokens")
+                if size.dtype == torch.float32:
+                    same = found["host"] == found["device"]
+                    report.check(f"{name}: as on the host", same, "equal in float32")
+                if CUDA:
+                    report.loops.append(_timed(report, engines["device"], name, batch, tree, size))
 
 
 @torch.inference_mode()

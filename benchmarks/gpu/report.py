@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ class Report:
     """Everything here goes to the JSON file.
 
     seconds: what each part of the run took.
+    faults: tracebacks, by check.
     """
 
     machine: Row = field(default_factory=dict)
@@ -31,6 +35,27 @@ class Report:
     engine: Row = field(default_factory=dict)
     tilings: list[Row] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """A fault in here is a failed check, and what comes behind still runs."""
+        try:
+            yield
+            if CUDA:
+                torch.cuda.synchronize()  # what the GPU has met belongs to this
+        except Exception as error:
+            self.faults[name] = traceback.format_exc()
+            first = (str(error).strip() or "no message").splitlines()[0][:200]
+            self.check(name, False, f"{type(error).__name__}: {first}")
 
     def check(self, name: str, passed: bool, found: str) -> None:
         self.checks.append({"name": name, "passed": bool(passed), "found": found})
@@ -71,8 +96,7 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def machine(bandwidth: float) -> Row:
-    """The device, versions, and measured bytes a second of a copy."""
+def machine() -> Row:
+    """The device, and versions."""
     name = torch.cuda.get_device_name() if CUDA else "CPU, in Triton's interpreter: times mean nothing"
-    versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
-    return {"device": name, **versions, "copy_gb_per_s": bandwidth / 1e9}
+    return {"device": name, "torch": torch.__version__, "triton": importlib.metadata.version("triton")}

@@ -39,7 +39,10 @@ _BACKENDS = {
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
-    """Median time of ``run``, as a graph on a GPU."""
+    """Median time of ``run``, as a graph on a GPU.
+
+    The replays are queued one behind the other, so that the time to launch them is in none.
+    """
     if not CUDA:
         begin = time.perf_counter()
         run()
@@ -53,45 +56,61 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
+    moments = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+    graph.replay()
+    moments[0].record()
+    for moment in moments[1:]:
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+        moment.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(moments)) / 1e3
 
 
-def copy_bandwidth(size: Size) -> float:
+@torch.inference_mode()
+def measure_bandwidth(report: Report, size: Size) -> None:
     """Bytes read and written a second by a copy."""
     source = torch.zeros(size.copied, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
-    return 2 * size.copied / seconds(partial(target.copy_, source), size.repeats)
+    moved = 2 * size.copied / seconds(partial(target.copy_, source), size.repeats)
+    report.machine["copy_gb_per_s"] = moved / 1e9
 
 
-def time_attention(report: Report, size: Size, bandwidth: float) -> None:
+def _floor(report: Report, moved: int) -> float:
+    """Seconds that so many bytes take; NaN where the bandwidth is not known."""
+    return moved / 1e9 / report.machine.get("copy_gb_per_s", math.nan)
+
+
+@torch.inference_mode()
+def time_attention(report: Report, size: Size) -> None:
     storage = AttentionInputs.storage(size)
     for prefix, batch, nodes in itertools.product(size.prefixes, size.batches, size.timed_nodes):
-        inputs = AttentionInputs.make(size, storage, batch, prefix, nodes)
-        taken = seconds(partial(_kernel, inputs, size.model.scale), size.repeats) / inputs.layers
-        floor = inputs.bytes / bandwidth
-        row: Row = {
-            "batch": batch,
-            "prefix": prefix,
-            "nodes": nodes,
-            "layers": inputs.layers,
-            "us": taken * 1e6,
-        }
-        row |= {"floor us": floor * 1e6, "of bandwidth": floor / taken}
-        for name, (backend, masked) in _BACKENDS.items():
-            row[name] = _sdpa_microseconds(inputs, backend, masked, size)
-        report.attention.append(row)
-        if (batch, prefix) == (8, 8192):
-            name = f"goal: {GOAL:.0%} of the copy bandwidth at batch 8, prefix 8k, {nodes} nodes"
-            report.check(name, floor / taken >= GOAL, f"{floor / taken:.0%}")
+        name = f"time of attention: batch {batch}, prefix {prefix}, {nodes} nodes"
+        with report.attempt(name):
+            inputs = AttentionInputs.make(size, storage, batch, prefix, nodes)
+            _time_attention(report, size, inputs, prefix)
+
+
+def _time_attention(report: Report, size: Size, inputs: AttentionInputs, prefix: int) -> None:
+    batch, _, nodes, _ = inputs.query.shape
+    taken = seconds(partial(_kernel, inputs, size.model.scale), size.repeats) / inputs.layers
+    floor = _floor(report, inputs.bytes)
+    row: Row = {
+        "batch": batch,
+        "prefix": prefix,
+        "nodes": nodes,
+        "layers": inputs.layers,
+        "us": taken * 1e6,
+        "floor us": floor * 1e6,
+        "of bandwidth": floor / taken,
+    }
+    report.attention.append(row)
+    if (batch, prefix) == (8, 8192):
+        name = f"goal: {GOAL:.0%} of the copy bandwidth at batch 8, prefix 8k, {nodes} nodes"
+        report.check(name, floor / taken >= GOAL, f"{floor / taken:.0%}")
+    row |= dict.fromkeys(_BACKENDS)
+    for name, (backend, masked) in _BACKENDS.items():
+        row[name] = _sdpa_microseconds(inputs, backend, masked, size)
 
 
 def _kernel(
@@ -120,9 +139,7 @@ def _sdpa_microseconds(
     group = heads // kv_heads
     # The heads of a group as rows, so that no backend repeats keys.
     query = inputs.query.reshape(batch, kv_heads, group * nodes, dim)
-    mask = None
-    if masked:
-        mask = inputs.mask.unsqueeze(2).expand(-1, -1, group, -1, -1).reshape(batch, 1, group * nodes, -1)
+    mask = inputs.bias(group) if masked else None
 
     def run() -> None:
         for keys, values in zip(*inputs.cache, strict=True):
@@ -136,34 +153,37 @@ def _sdpa_microseconds(
         return None
 
 
-def time_others(report: Report, size: Size, bandwidth: float) -> None:
+@torch.inference_mode()
+def time_others(report: Report, size: Size) -> None:
     """The other kernels; the LM head in one launch with accept, and before it."""
     weight = normal(size.model.vocab, size.model.hidden, dtype=size.dtype) / math.sqrt(size.model.hidden)
 
     def add(name: str, shape: str, run: Callable[[], object], moved: int) -> None:
-        taken, floor = seconds(run, size.repeats), moved / bandwidth
-        row = {"name": name, "shape": shape, "us": taken * 1e6}
-        report.kernels.append(row | {"floor us": floor * 1e6, "of bandwidth": floor / taken})
+        with report.attempt(f"time of {name}, {shape}"):
+            taken, floor = seconds(run, size.repeats), _floor(report, moved)
+            row = {"name": name, "shape": shape, "us": taken * 1e6}
+            report.kernels.append(row | {"floor us": floor * 1e6, "of bandwidth": floor / taken})
 
     for batch in size.batches:
-        case = Verification.random(batch, size.nodes)
-        tokens = torch.zeros_like(case.parents)
-        states = normal(batch, size.nodes, size.model.hidden, dtype=size.dtype)
-        logits = F.linear(states, weight)
-        shape = f"batch {batch}, {size.nodes} nodes"
-        accept = partial(accept_tree_triton, logits, tokens, *case.keys)
-        add("accept", shape, accept, _bytes(logits))
-        add("accept, filters", shape, partial(accept, filters=case.filters), _bytes(logits))
-        add(
-            "LM head, then accept",
-            shape,
-            partial(_head_then_accept, states, weight, tokens, case),
-            _bytes(weight),
-        )
-        fused = partial(accept_states_triton, states, weight, tokens, *case.keys)
-        add("LM head fused with accept", shape, fused, _bytes(weight))
-        _add_draft(add, size, batch)
-        _add_compaction(add, size, batch)
+        with report.attempt(f"inputs of batch {batch}"):
+            _add_acceptance(add, size, batch, weight)
+            _add_draft(add, size, batch)
+            _add_compaction(add, size, batch)
+
+
+def _add_acceptance(add: Callable[..., None], size: Size, batch: int, weight: Tensor) -> None:
+    case = Verification.random(batch, size.nodes)
+    tokens = torch.zeros_like(case.parents)
+    states = normal(batch, size.nodes, size.model.hidden, dtype=size.dtype)
+    logits = F.linear(states, weight)
+    shape = f"batch {batch}, {size.nodes} nodes"
+    accept = partial(accept_tree_triton, logits, tokens, *case.keys)
+    add("accept", shape, accept, _bytes(logits))
+    add("accept, filters", shape, partial(accept, filters=case.filters), _bytes(logits))
+    apart = partial(_head_then_accept, states, weight, tokens, case)
+    add("LM head, then accept", shape, apart, _bytes(weight))
+    fused = partial(accept_states_triton, states, weight, tokens, *case.keys)
+    add("LM head fused with accept", shape, fused, _bytes(weight))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -200,6 +220,7 @@ def _add_compaction(add: Callable[..., None], size: Size, batch: int) -> None:
     add(f"compact, {accepted} accepted", f"batch {batch}, {model.layers} layers", run, moved)
 
 
+@torch.inference_mode()
 def time_tilings(report: Report, size: Size) -> None:
     """Attention with other tilings and splits, at the middle one of the shapes."""
     batch, prefix = (sorted(values)[len(values) // 2] for values in (size.batches, size.prefixes))

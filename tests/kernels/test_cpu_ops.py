@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import PackedLinear, load_ops
+from kernels.cpu.build import LOCKED_WITHIN_S, remove_abandoned
 from tests.kernels.trees import ancestor_words, attention_by_definition, parents
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
@@ -137,3 +142,34 @@ def test_without_a_compiler_or_switched_off_decoding_goes_on_with_torch(tiny_pat
         assert "CPU ops" in done.stderr  # says that it could be faster, and why it is not
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1] != ""
+
+
+def test_what_a_killed_compilation_left_goes_and_one_under_way_stays(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\ncase $1 in --version) echo 1;; *) exec sleep 60;; esac\n")
+    compiler.chmod(0o755)
+    environment = os.environ | {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    script = "from kernels.cpu import load_ops; load_ops()"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], env=environment, start_new_session=True)
+        for _ in range(2)
+    ]
+    try:
+        while len(left := set(tmp_path.glob("eagle/tmp*"))) < len(processes):
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.05)
+        processes[0].kill()
+        processes[0].wait()
+        begun = time.time() - 2 * LOCKED_WITHIN_S
+        for folder in left:
+            os.utime(folder, (begun, begun))
+        new = Path(tempfile.mkdtemp(dir=tmp_path / "eagle"))
+        remove_abandoned(tmp_path / "eagle")
+        stay = set(tmp_path.glob("eagle/tmp*"))
+        assert len(stay & left) == 1
+        assert stay - left == {new}
+        assert processes[1].poll() is None
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

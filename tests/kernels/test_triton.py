@@ -57,11 +57,14 @@ def check(build, arch: str) -> None:
     # fp32 has no matrix units, and at the largest head size not enough registers either; it is for tests.
     allowed = 4 * STACK_BYTES if build.dtype == torch.float32 else STACK_BYTES
     assert resources.stack is None or resources.stack <= allowed, build.name
-    if build.name.startswith("attention bf16"):
+    if build.name.startswith("attention") and "merge" not in build.name:
+        places = max(1, 8 // build.warps)  # programs at a time on a multiprocessor: see `split_count`
+        assert resources.shared * places <= SHARED_BYTES[arch], build.name
+    if build.name.startswith(("attention bf16", "attention fp16")):
         text = binary.asm["ptx" if arch.isdigit() else "amdgcn"]
         units = ("mma.sync", "wgmma", "tcgen05.mma") if arch.isdigit() else ("v_mfma",)
         assert any(unit in text for unit in units), "not on the matrix units"
-    if build.name.startswith("attention bf16") and arch.isdigit():
+    if build.name.startswith(("attention bf16", "attention fp16")) and arch.isdigit():
         assert "cp.async.cg" in binary.asm["ptx"], "the cache is not read ahead, 16 bytes at a time"
 
 

@@ -7,19 +7,23 @@ which must be chosen before triton is imported, and whose bf16 products are wron
 
 from __future__ import annotations
 
+import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kernels import gumbel_noise, gumbel_noise_vocab
 from kernels.accept import Acceptance, accept_states_torch, accept_tree_torch
-from kernels.accept_triton import accept_states_triton, accept_tree_triton
+from kernels.accept_triton import _walk, accept_states_triton, accept_tree_triton
 from kernels.compact import compact_torch
 from kernels.compact_triton import compact_triton
 from kernels.draft_topk import draft_topk_torch
 from kernels.draft_topk_triton import draft_topk_triton
-from kernels.filters import Filters
-from kernels.noise_triton import gumbel_noise_triton, gumbel_noise_vocab_triton
+from kernels.filters import Filters, filter_floor_torch
+from kernels.filters_triton import filter_floor_triton
+from kernels.noise_triton import gumbel_from_word, gumbel_noise_triton, gumbel_noise_vocab_triton
 from kernels.tree_attention_triton import tree_attention_triton
 from tests.kernels.trees import (
     ancestor_words,
@@ -57,6 +61,53 @@ def test_noise_equals_the_reference_to_rounding(seed, sample, position):
     column = token[:1, :6]
     one = [k[:1] for k in device_keys]
     assert torch.equal(gumbel_noise_triton(*one, column.to(DEVICE)).cpu(), whole[:1].gather(1, column))
+
+
+@triton.jit
+def _gumbel_kernel(word_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    word = tl.load(word_ptr + place, mask=place < count, other=0)
+    tl.store(out_ptr + place, gumbel_from_word(word.to(tl.uint32)), mask=place < count)
+
+
+def test_noise_is_exact_in_both_tails():
+    words = torch.cat([torch.arange(200), torch.arange(2**32 - 200, 2**32), 2 ** torch.arange(32)])
+    noise = torch.empty(len(words), device=DEVICE)
+    _gumbel_kernel[(1,)](words.to(DEVICE), noise, len(words), BLOCK=512)
+    v = ((words.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24).double()
+    torch.testing.assert_close(noise.cpu().double(), -torch.log(-torch.log1p(-v)), rtol=1e-6, atol=1e-6)
+
+
+@settings(quick, max_examples=40 if CUDA else 10)
+@given(data=st.data())
+def test_the_floor_of_the_filters_equals_the_reference(data):
+    def each(*values: float) -> torch.Tensor:
+        return torch.tensor([data.draw(st.sampled_from(values)) for _ in range(2)])
+
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    logits = 3 * torch.randn(2, 1, data.draw(st.sampled_from([7, 300])), generator=generator)
+    logits = logits.to(data.draw(st.sampled_from(STORED)))
+    filters = Filters(each(0, 1, 5, 2000), each(1.0, 0.5, 0.9), each(0.0, 0.1, 1.0))
+    temperature = each(0.0, 0.5, 1.5)
+    expected = filter_floor_torch(logits, temperature, filters)
+    found = filter_floor_triton(logits.to(DEVICE), temperature.to(DEVICE), on_device(filters))
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_of_equal_scores_in_many_tiles_the_walk_takes_the_first():
+    nodes, tiles = 64, 70  # more than it reduces at a time
+    best = torch.zeros(nodes, tiles, device=DEVICE)
+    best[:, :3] = -1.0
+    token = torch.arange(tiles, dtype=torch.int32, device=DEVICE).expand(nodes, -1).contiguous() * 1024
+    trees = torch.full((1, nodes), -2, device=DEVICE)
+    trees[0, 0] = -1
+    assert _walk(best, token, trees, trees).drawn.unique().tolist() == [3 * 1024]
+
+
+def test_children_without_a_chance_come_last_in_the_order_of_their_index():
+    logits = torch.full((1, 50), -torch.inf, device=DEVICE)
+    logits[0, [30, 20]] = torch.tensor([1.0, 2.0], device=DEVICE)
+    assert draft_topk_triton(logits, torch.zeros(1, device=DEVICE), 4).draft_id.tolist() == [[20, 30, 0, 1]]
 
 
 @st.composite
@@ -219,13 +270,38 @@ def test_attention_equals_its_definition(data):
     torch.testing.assert_close(out.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_attention_takes_64_nodes_and_a_slice_of_slots():
+def test_attention_takes_64_nodes_and_a_slice_of_slots_and_a_window_over_tiles_of_the_prefix():
     trees = [[-1, *range(63)]]
-    cache, query = torch.randn(2, 2, 1, 70, 8, device=DEVICE), torch.randn(1, 1, 64, 8, device=DEVICE)
-    lengths, words = torch.tensor([5], device=DEVICE), ancestor_words(trees).to(DEVICE)
+    cache, query = torch.randn(2, 2, 1, 140, 8, device=DEVICE), torch.randn(1, 1, 64, 8, device=DEVICE)
+    lengths, words = torch.tensor([70], device=DEVICE), ancestor_words(trees).to(DEVICE)
     out = tree_attention_triton(query, *cache, slice(1, 2), lengths, words, 0.3, splits=1, sliding_window=40)
-    expected = attention_by_definition(query, cache[0], cache[1], [1], [5], trees, 0.3, 40)
+    expected = attention_by_definition(query, cache[0], cache[1], [1], [70], trees, 0.3, 40)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 256])
+def test_attention_of_every_head_size(dim):
+    trees = [[-1, 0, 0]]
+    cache, query = torch.randn(2, 1, 1, 90, dim, device=DEVICE), torch.randn(1, 2, 3, dim, device=DEVICE)
+    place = torch.tensor([0], device=DEVICE), torch.tensor([80], device=DEVICE)
+    words = ancestor_words(trees).to(DEVICE)
+    out = tree_attention_triton(query, *cache, *place, words, dim**-0.5, splits=2)
+    expected = attention_by_definition(query, cache[0], cache[1], [0], [80], trees, dim**-0.5)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 9])
+def test_merging_survives_scores_that_no_exponential_holds(splits):
+    """Scores of hundreds in one split, of thousands below in others, and splits without a row."""
+    cache, query = torch.randn(2, 1, 1, 60, 8, device=DEVICE), torch.ones(1, 1, 1, 8, device=DEVICE)
+    cache[0, 0, 0, :, :] = -400.0
+    cache[0, 0, 0, 20] = 60.0
+    cache[0, 0, 0, 21] = 60.01
+    place = torch.tensor([0], device=DEVICE), torch.tensor([50], device=DEVICE)
+    words = ancestor_words([[-1]]).to(DEVICE)
+    out = tree_attention_triton(query, *cache, *place, words, 1.0, splits=splits)
+    expected = attention_by_definition(query, cache[0], cache[1], [0], [50], [[-1]], 1.0)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_attention_of_a_level_reaches_the_levels_written_before_it():

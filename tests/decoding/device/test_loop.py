@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import Acceptance
 from stages.decoding import (
     Emission,
     Engine,
@@ -341,29 +340,6 @@ def test_a_cycle_that_starts_from_a_row_of_one_who_left_fails_loudly(tiny_target
     loop._state.poison(0)
     with pytest.raises(RuntimeError, match="slot 0: a cycle has started from token -"):
         loop.step()
-
-
-def test_a_cycle_asks_no_tensor_for_its_value(tiny_path, tiny_target, monkeypatch):
-    """Run without values at all, but for the two kernels whose references look at them."""
-    meta = torch.device("meta")
-    target = load_target(tiny_path, device="cpu", dtype="float32")
-    target = replace(target, model=target.model.to(meta), device=meta)
-    drafter = EagleDrafter(random_head(tiny_target).to(meta), slots=3)
-    engine = on_the_device(target, drafter, DYNAMIC, slots=3)
-
-    def accept(logits, tokens, *keys, filters):
-        assert filters is not None
-        count = tokens.new_empty(len(tokens))
-        return Acceptance(torch.empty_like(tokens), count, count, torch.empty_like(tokens))
-
-    monkeypatch.setattr("stages.decoding.device.cycle.accept_tree", accept)
-    monkeypatch.setattr("stages.targets.slots.compact", lambda *_: None)
-    for cache in (engine.cache, drafter.cache):
-        cache.reserve(64)
-    slots = torch.zeros(2, dtype=torch.int64, device=meta)
-    with torch.inference_mode():
-        record = engine.device._runs[0].cycle.run(slots, filtered=True)
-    assert record.shape == (2, 5 + 4)
 
 
 def test_batches_are_padded_to_a_few_sizes():
