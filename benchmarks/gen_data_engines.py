@@ -61,7 +61,7 @@ def main() -> None:
 
 def _questions(target: Target, options: argparse.Namespace) -> list[Question]:
     settings = AnswerSettings(
-        options.new_tokens, temperature=0.0, top_p=1.0, seed=0, batch_size=options.running
+        options.new_tokens, temperatures=(0.0,), top_p=1.0, seed=0, batch_size=options.running
     )
     found: list[Question] = []
     for prompt in iter_prompts("builtin:chat"):

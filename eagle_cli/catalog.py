@@ -23,6 +23,7 @@ class Stage:
         summary: its line in `eagle --help`.
         when_stopped: what a person who stopped it should know.
         section: the heading above it in `eagle --help`.
+        spare_memory: what to do when there is not enough.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Stage:
     summary: str
     when_stopped: str = CONTINUES
     section: str = "Stages"
+    spare_memory: str = "free some, or use a machine with more"
 
     @property
     def package(self) -> str:
@@ -53,25 +55,43 @@ class Stage:
 
 
 STAGES = (
-    Stage("gen-data", "GenDataConfig", "Prompts to conversations: the target's own answers, as token ids."),
     Stage(
-        "extract-features", "ExtractFeaturesConfig", "Conversations to features: the target's hidden states."
+        "gen-data",
+        "GenDataConfig",
+        "Prompts to conversations: the target's own answers, as token ids.",
+        spare_memory=f"lower --batch-size, and {CONTINUES}",
     ),
-    Stage("train", "TrainConfig", "Features to a draft head."),
+    Stage(
+        "extract-features",
+        "ExtractFeaturesConfig",
+        "Conversations to features: the target's hidden states.",
+        spare_memory="give --device-map auto, or lower --forward-tokens and give --overwrite",
+    ),
+    Stage(
+        "train",
+        "TrainConfig",
+        "Features to a draft head.",
+        spare_memory=f"lower --micro-batch-tokens or give --recompute, and {CONTINUES}",
+    ),
     Stage(
         "serve",
         "ServeConfig",
         "Target and draft head to an OpenAI-compatible server.",
         "the server has stopped",
+        spare_memory="lower --max-batch, --max-model-len or --kv-memory",
     ),
     Stage(
-        "bench", "BenchConfig", "Speed, acceptance and losslessness of a draft head, against plain decoding."
+        "bench",
+        "BenchConfig",
+        "Speed, acceptance and losslessness of a draft head, against plain decoding.",
+        spare_memory="lower the largest --concurrency or --max-new-tokens",
     ),
     Stage(
         "convert",
         "ConvertConfig",
         "Hidden states and heads that speculators, SpecForge or EAGLE made, to artifacts.",
         section="Tools",
+        spare_memory="lower --shard-bytes",
     ),
     Stage(
         "inspect",
@@ -79,5 +99,6 @@ STAGES = (
         "What an artifact is: its lineage, its rows, and whether it is still whole.",
         "nothing was changed",
         section="Tools",
+        spare_memory="lower --rows",
     ),
 )

@@ -38,6 +38,7 @@ def prepare(*, quiet: bool) -> None:
             warnings.simplefilter("default", EagleWarning)
             warnings.formatwarning = _one_line
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("huggingface_hub").propagate = False  # it prints by itself
 
 
 def _one_line(message: Warning | str, *_place: object, **_line: object) -> str:

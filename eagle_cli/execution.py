@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import Any
 
@@ -16,6 +16,7 @@ import typer
 
 from eagle_cli import environment
 from eagle_cli.catalog import Stage
+from eagle_cli.memory import wanting
 from eagle_cli.usage import describe_values
 from stages.errors import EagleError
 
@@ -56,6 +57,8 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
         with stdout_kept_clean(), termination_raised():
             result = stage.run()(config, Reporter(quiet=quiet))
     except EagleError as error:
+        if lack := wanting(error.__cause__):
+            return fail(f"{lack}: {stage.spare_memory}", FAILED, as_json)
         if error.result is not None and not as_json:
             show(error.result.summary())
         return fail(str(error), FAILED, as_json, error.result)
@@ -64,6 +67,8 @@ def execute(stage: Stage, values: dict[str, Any], as_json: bool, quiet: bool) ->
     except Terminated:
         return fail(f"terminated; {stage.when_stopped}", TERMINATED, as_json)
     except Exception as error:
+        if lack := wanting(error):
+            return fail(f"{lack}: {stage.spare_memory}", FAILED, as_json)
         traceback.print_exc()
         return fail(f"this is a bug in eagle: {type(error).__name__}: {error}", FAILED, as_json)
     if result is None:  # another process of the same run has it
@@ -82,7 +87,8 @@ def fail(message: str, code: int, as_json: bool, result: Any = None) -> int:
         result: what there is to show besides; its fields stand beside `error` in the object.
     """
     line = " ".join(message.split())
-    typer.echo(f"error: {line}", err=True)
+    with suppress(OSError):  # nobody can be told
+        typer.echo(f"error: {line}", err=True)
     if as_json:
         found = {} if result is None else result.model_dump(mode="json")
         typer.echo(json.dumps({"error": line} | found))

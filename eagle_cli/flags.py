@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from eagle_cli.catalog import Stage
 from stages import __version__
+from stages.errors import EagleError
 
 REQUIRED, OTHERS, RUNNING = "Required", "Options", "Running"
 NO_BREAK = "\u00a0"
@@ -45,7 +46,7 @@ def stage_function(stage: Stage, act: Callable[[dict[str, Any], bool, bool], int
         ),
         _switch(stage, "quiet", "Show no progress; only the result and errors."),
     ]
-    parameters.append(_version())
+    parameters += [_run_file(stage), _version()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = stage.summary
@@ -127,7 +128,7 @@ def _counts_bytes(field: FieldInfo) -> bool:
 def _parameter(stage: Stage, name: str, field: FieldInfo, heading: str) -> inspect.Parameter:
     kind = _typer_type(field)
     default = field.get_default(call_default_factory=True)
-    metavar = f"<{get_args(kind)[0].__name__}>..." if get_origin(kind) is list else None
+    metavar = _metavar(kind)
     if _counts_bytes(field):
         from stages.config import format_bytes
 
@@ -154,6 +155,37 @@ def _parameter(stage: Stage, name: str, field: FieldInfo, heading: str) -> inspe
         inspect.Parameter.KEYWORD_ONLY,
         annotation=Annotated[kind, place],
         default=inspect.Parameter.empty if field.is_required() else _plain(default),
+    )
+
+
+def _metavar(kind: Any) -> str | None:
+    """`<str>...` for a flag that may be given several times, `<str> <str>` for one that takes two values."""
+    for part in (kind, *get_args(kind)):
+        if get_origin(part) is tuple:
+            return " ".join(f"<{each.__name__}>" for each in get_args(part))
+    return f"<{get_args(kind)[0].__name__}>..." if get_origin(kind) is list else None
+
+
+def _run_file(stage: Stage) -> inspect.Parameter:
+    def read(context: typer.Context, file: str | None) -> None:
+        from eagle_cli.run_file import read_run_file
+
+        if file is not None:
+            try:
+                context.default_map = read_run_file(file, stage.name, stage.config_class())
+            except EagleError as error:
+                raise typer.BadParameter(str(error)) from None
+
+    option = typer.Option(
+        "--config",
+        help="File with flags, as YAML, JSON or the manifest.json of an artifact; flags and variables win.",
+        metavar="<file>",
+        callback=read,
+        is_eager=True,
+        rich_help_panel=RUNNING,
+    )
+    return inspect.Parameter(
+        "config", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, option], default=None
     )
 
 

@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from eagle_cli.catalog import STAGES, Stage
-from eagle_cli.execution import execute, fail
+from eagle_cli.execution import FAILED, execute, fail
 from eagle_cli.flags import StageCommand, stage_function
+from eagle_cli.streams import drop_stdout, open_closed_streams
 from eagle_cli.usage import describe_arguments
 from stages import __version__
 
@@ -88,10 +89,18 @@ def root(
 def main(arguments: list[str] | None = None) -> int:
     """Runs `eagle` with the given or the process's arguments and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    open_closed_streams()
     try:
         code: int = typer.main.get_command(app).main(arguments, prog_name="eagle", standalone_mode=False)
+        sys.stdout.flush()
     except typer.TyperException as error:
         return fail(describe_arguments(error, arguments), error.exit_code, "--json" in arguments)
+    except BrokenPipeError:  # `| head`
+        drop_stdout()
+        return FAILED
+    except OSError as error:  # a stage's own do not come this far
+        drop_stdout()
+        return fail(f"the output cannot be written to stdout ({error.strerror})", FAILED, as_json=False)
     return code
 
 

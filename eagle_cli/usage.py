@@ -67,14 +67,19 @@ def _finding(error: Any, context: Any, arguments: Sequence[str]) -> str:
         missing = [_spelled(parameter) for parameter in _missing(context)] or [_spelled(error.param)]
         return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     if (parameter := getattr(error, "param", None)) is not None:
-        return f"{_spelled(parameter)}{_given(parameter, arguments)}: {plainer(str(error.message))}"
+        return f"{_spelled(parameter)}{_given(parameter, arguments, context)}: {plainer(str(error.message))}"
     typed = getattr(error, "option_name", None)
     if typed is None:
         message = error.format_message()
         extra = re.match(r"^Got unexpected extra argument\(?s?\)? \((.*)\)$", message)
         return _unexpected(extra[1], context, arguments) if extra else message
     if not hasattr(error, "possibilities"):
-        return f"{typed} needs a value" if "requires" in error.format_message() else error.format_message()
+        wanted = re.search(r"requires (?:(\d+) arguments|an argument)", error.format_message())
+        if wanted is None:
+            return str(error.format_message())
+        return (
+            f"{typed} needs {wanted[1]} values, parted by a space" if wanted[1] else f"{typed} needs a value"
+        )
     if context and context.command_path == ROOT and (stage := _stage(arguments)):
         return f"No such option: {typed} before the command, its flags come after it: {ROOT} {stage} {typed}"
     return f"No such option: {typed}{_near_flag(typed, error.possibilities)}"
@@ -88,7 +93,8 @@ def _near_flag(typed: str, known: Sequence[str] | None) -> str:
 
 
 def _missing(context: Any) -> list[Any]:
-    """What is required and neither typed nor in the environment. Typer names only the first one."""
+    """What is required and neither typed nor in the environment or the run file. Typer names only the "
+    "first."""
     if context is None:
         return []
     return [
@@ -97,6 +103,7 @@ def _missing(context: Any) -> list[Any]:
         if parameter.required
         and context.params.get(parameter.name) in (None, [], ())
         and not os.environ.get(parameter.envvar or "")
+        and parameter.name not in (context.default_map or ())
     ]
 
 
@@ -106,8 +113,9 @@ def _spelled(parameter: Any) -> str:
     return name
 
 
-def _given(parameter: Any, arguments: Sequence[str]) -> str:
-    """The value as it was typed, or as the environment has it, with a space before it; "" if not seen."""
+def _given(parameter: Any, arguments: Sequence[str], context: Any) -> str:
+    """The value as it was typed, or as the environment or the run file has it, with a space before it; "" if
+    not seen."""
     name = _spelled(parameter)
     for i, argument in enumerate(arguments):
         if argument == name and i + 1 < len(arguments):
@@ -115,7 +123,11 @@ def _given(parameter: Any, arguments: Sequence[str]) -> str:
         if argument.startswith(f"{name}="):
             return f" {argument.removeprefix(name)[1:]}"
     value = os.environ.get(parameter.envvar or "")
-    return f" {value} (from {parameter.envvar})" if value else ""
+    if value:
+        return f" {value} (from {parameter.envvar})"
+    read = (context.default_map or {}).get(parameter.name) if context else None
+    values = " ".join(read) if isinstance(read, list) else read
+    return f" {values} (from --config)" if values else ""
 
 
 def _unexpected(extra: str, context: Any, arguments: Sequence[str]) -> str:

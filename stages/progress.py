@@ -66,8 +66,12 @@ class Reporter:
 
     def log(self, line: str) -> None:
         """Prints one line, above the bars if there are any."""
-        if not self._quiet:
+        if self._quiet:
+            return
+        try:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except (OSError, SystemExit):  # a log file's disk is full, a pipe is not read: the work goes on
+            self._quiet = True
 
     @contextmanager
     def task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import time
@@ -35,6 +36,22 @@ def test_a_file_gets_a_line_every_ten_seconds_and_one_at_the_end() -> None:
         "answers: 70/100 tok (70%), 3.3 tok/s, 0:09 left, loss 1.23",
         "answers: 100 tok in 0:30 (3.3 tok/s), loss 1.23",
     ]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_work_goes_on_where_its_progress_cannot_be_written(number: int) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(number, "cannot be written")
+
+        def fileno(self) -> int:
+            raise io.UnsupportedOperation
+
+    reporter = Reporter(console=Console(file=Full(), width=200))
+    reporter.log("before")
+    with reporter.task("answers", total=1) as task:
+        task.advance()
+    assert task.done == 1
 
 
 def test_what_an_earlier_run_did_counts_as_done_and_not_for_the_rate() -> None:

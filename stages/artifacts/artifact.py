@@ -23,11 +23,13 @@ from stages.artifacts.manifest import (
 )
 from stages.artifacts.prefetch import Prefetch
 from stages.artifacts.run_record import read_run
+from stages.config import several
 from stages.errors import EagleError
 
 Verify = Literal["full", "sample", "off"]
 
 _SAMPLED = 16
+_LOOKED_INTO = 32
 _CHECKED_AT_ONCE = 4
 
 
@@ -254,16 +256,40 @@ def _compared(manifest: Manifest, verify: Verify) -> frozenset[str]:
     return frozenset(entry.path for entry in entries)
 
 
+def no_artifact(folder: Folder, kind: Kind | None = None) -> EagleError:
+    """The error for a folder that holds neither an artifact nor one that was begun.
+
+    Args:
+        kind: what was looked for.
+    """
+    make = f", or make it with eagle {STAGE_OF_KIND[kind]}" if kind else ""
+    names = folder.names()
+    if names == [""]:
+        return EagleError(f"{folder.uri} is a file: give the artifact's folder")
+    if not names:
+        what = "is an empty folder" if _is_local_folder(folder) else "does not exist"
+        return EagleError(f"{folder.uri} {what}: check the path{make}")
+    sizes = folder.sizes([f"{name}/{MANIFEST_NAME}" for name in names[:_LOOKED_INTO]])
+    if below := [name for name, size in zip(names, sizes, strict=False) if size is not None]:
+        return EagleError(
+            f"{folder.uri} is no artifact but holds some ({', '.join(below)}): give one of them{make}"
+        )
+    return EagleError(f"{folder.uri} is not an artifact, it has no {MANIFEST_NAME}: check the path{make}")
+
+
+def _is_local_folder(folder: Folder) -> bool:
+    return isinstance(folder, LocalFolder) and folder.root.is_dir()
+
+
 def _no_manifest(folder: Folder, kind: Kind | None) -> EagleError:
     run = read_run(folder)
     if run is None:
-        make = f", or make it with eagle {STAGE_OF_KIND[kind]}" if kind else ""
-        return EagleError(f"{folder.uri} is not an artifact, it has no {MANIFEST_NAME}: check the path{make}")
+        return no_artifact(folder, kind)
     stage = STAGE_OF_KIND[run.kind]
     if run.parts is not None:
         return EagleError(
-            f"{folder.uri} is an unfinished {run.kind} artifact in {run.parts} parts: when all are finished, "
-            f"merge them with the same eagle {stage} command without --shard-index"
+            f"{folder.uri} is an unfinished {run.kind} artifact in {several(run.parts, 'part')}: when all "
+            f"are finished, merge them with the same eagle {stage} command without --shard-index"
         )
     return EagleError(
         f"{folder.uri} is an unfinished {run.kind} artifact: run the eagle {stage} command "

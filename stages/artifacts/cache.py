@@ -30,6 +30,7 @@ from stages.artifacts.file_lock import has_name, lock_exclusive, lock_shared, sh
 from stages.artifacts.folder import Folder, LocalFolder, at_once, measure
 from stages.artifacts.manifest import STAGE_OF_KIND, Kind, Manifest, Shard
 from stages.artifacts.uri import free_bytes, join, storage_errors
+from stages.config import several
 from stages.errors import EagleError
 
 _DEFAULT_GB = 50.0
@@ -150,9 +151,9 @@ def check_entry(uri: str, kind: Kind, entry: Shard, size: int, sha256: str | Non
     where = join(uri, entry.path)
     again = f"make the artifact again with eagle {STAGE_OF_KIND[kind]} --overwrite"
     if size < entry.bytes:
-        raise EagleError(f"{where} is truncated ({size} of {entry.bytes} bytes): {again}")
+        raise EagleError(f"{where} is truncated ({size} of {several(entry.bytes, 'byte')}): {again}")
     if size > entry.bytes:
-        raise EagleError(f"{where} has {size} bytes and its manifest says {entry.bytes}: {again}")
+        raise EagleError(f"{where} has {several(size, 'byte')} and its manifest says {entry.bytes}: {again}")
     if sha256 is not None and sha256 != entry.sha256:
         raise EagleError(f"{where} does not match its digest, so its content has changed: {again}")
 

@@ -12,6 +12,9 @@ from stages.errors import EagleError
 _SHOWN = 3
 _SHOWN_LENGTH = 60
 
+_MAY_CHANGE = {"batch_size", "served_model"}
+"""How fast and by whom, not what: a run that had too little memory continues with a smaller batch."""
+
 
 def refuse_difference(uri: str, state: str, old: Manifest | RunRecord, wanted: RunRecord) -> None:
     """Refuses to continue or to accept, for `wanted`, what `old` describes.
@@ -42,7 +45,7 @@ def differences(old: Manifest | RunRecord, wanted: RunRecord) -> list[str]:
     Parents are compared by content, so an input that has moved is the same input.
     """
     found = []
-    for key in sorted(old.config.keys() | wanted.config.keys()):
+    for key in sorted((old.config.keys() | wanted.config.keys()) - _MAY_CHANGE):
         before, now = old.config.get(key), wanted.config.get(key)
         if before != now and key.endswith("_digest"):
             found.append(f"other content of {key.removesuffix('_digest')}")

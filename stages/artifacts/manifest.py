@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stages.config import several
 from stages.errors import EagleError
 
 MANIFEST_NAME = "manifest.json"
@@ -169,7 +170,9 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     try:
         content = json.loads(data)
     except ValueError:
-        raise EagleError(f"{where} is not JSON ({len(data)} bytes): make the artifact again") from None
+        raise EagleError(
+            f"{where} is not JSON ({several(len(data), 'byte')}): make the artifact again"
+        ) from None
     if not isinstance(content, dict):
         raise EagleError(f"{where} is not an artifact's manifest: it holds no JSON object")
     version, kind = content.get("schema_version"), content.get("kind")

@@ -22,6 +22,7 @@ from stages.artifacts.parts import dissolve_parts
 from stages.artifacts.records import Records, ShardRecord, State, continue_records
 from stages.artifacts.run_record import RUN_FOLDER, RunRecord, read_run
 from stages.artifacts.uri import refuse_read_only
+from stages.config import several
 from stages.errors import EagleError
 
 _PATIENCE_S = 120.0
@@ -222,17 +223,17 @@ def refuse_other_run(folder: Folder, run: RunRecord, wanted: RunRecord, *, finis
         return
     if run.parts is None:
         raise EagleError(
-            f"{uri} was begun as a whole, not in {wanted.parts} parts: go on without --num-shards, "
-            "or use --overwrite to start anew"
+            f"{uri} was begun as a whole, not in {several(wanted.parts or 0, 'part')}: go on without "
+            "--num-shards, or use --overwrite to start anew"
         )
     if wanted.parts is None:
         raise EagleError(
-            f"{uri} is being made in {run.parts} parts: merge them with --num-shards {run.parts} when all "
-            "are finished, or use --overwrite to start anew"
+            f"{uri} is being made in {several(run.parts, 'part')}: merge them with --num-shards "
+            f"{run.parts} when all are finished, or use --overwrite to start anew"
         )
     raise EagleError(
-        f"{uri} is being made in {run.parts} parts, not {wanted.parts}: use --num-shards {run.parts}, "
-        "or --overwrite to start anew"
+        f"{uri} is being made in {several(run.parts, 'part')}, not {wanted.parts}: use --num-shards "
+        f"{run.parts}, or --overwrite to start anew"
     )
 
 

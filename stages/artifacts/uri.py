@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,8 +127,12 @@ def _greet(fs: AbstractFileSystem, uri: str, path: str) -> None:
         f"{uri} does not answer within {CONNECT_S:.0f} s: check the network and the credentials, "
         "then try again"
     )
-    with suppress(FileNotFoundError):
+    try:
         _within(CONNECT_S, lambda: fs.info(path), late)
+    except FileNotFoundError as error:
+        # Web servers that cannot be reached have no file either, as fsspec says it.
+        if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
+            raise cause from None
     _reached.add(place)
 
 
@@ -231,7 +235,7 @@ def _explain(uri: str, error: Exception) -> EagleError | None:
         return EagleError(
             f"no permission for {uri} ({text}): choose another folder or change its permissions"
         )
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | ConnectionError) or (package == "aiohttp" and number is not None):
         return EagleError(
             f"{uri} does not answer ({text}): check the network and the credentials, then try again"
         )

@@ -78,7 +78,7 @@ class Comparison(BaseModel):
 
 def run(uris: tuple[str, str], fail_below: float | None) -> Comparison:
     """Raises EagleError: one is no report of speed, or, after the comparison, the second is too slow."""
-    before, after = (_read(uri) for uri in uris)
+    before, after = (read_report(uri) for uri in uris)
     comparison = compare(before, after, *uris)
     if fail_below is not None:
         if after.pooled is None:
@@ -118,7 +118,8 @@ def compare(before: BenchReport, after: BenchReport, before_uri: str, after_uri:
     )
 
 
-def _read(uri: str) -> BenchReport:
+def read_report(uri: str) -> BenchReport:
+    """Raises EagleError: it is no report of speed, or one of another version that cannot be read."""
     data = open_artifact(uri, "report").read(REPORT_NAME)
     if b'"schema_version"' not in data:
         raise EagleError(f"{uri} has no measured speed: give reports that eagle bench made without --parity")

@@ -200,7 +200,7 @@ class BenchConfig(ChatTemplateConfig, ArtifactReaderConfig, CommonConfig):
         numbers = sorted({int(part) for part in parts if part.isdecimal()})
         least = 1 if info.field_name == "max_new_tokens" else 0  # so many of them
         if not all(part.isdecimal() for part in parts) or numbers[:1] == [0] or len(numbers) < least:
-            raise ValueError("give whole numbers from 1 on, separated by commas, such as 1,4,8")
+            raise ValueError("give numbers from 1 on, separated by commas, such as 1,4,8")
         if numbers and numbers[-1] > _LARGEST:
             raise ValueError(f"is too large: at most {_LARGEST}")
         return ",".join(map(str, numbers))

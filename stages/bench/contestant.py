@@ -97,7 +97,7 @@ class InProcess:
                 number, job = waiting.popleft()
                 sent = time.perf_counter() if due is None else begin + times.popleft()
                 flights[str(number)] = _Flight(number, sent)
-                self._engine.submit(GenerationRequest(str(number), list(job.prompt_ids), params))
+                self._engine.submit(GenerationRequest(str(number), list(job.prompt_ids), job.params(params)))
             if not flights:
                 time.sleep(times[0] - now)
                 continue

@@ -2,59 +2,114 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, ValidationError
 
 from stages.bench.contestant import warm_up_params
 from stages.bench.record import Sample, Turn
+from stages.bench.reply import RefusedError, Replies
 from stages.bench.workload import Job
 from stages.decoding import SamplingParams
 from stages.errors import EagleError
 
-KEY_VARIABLE = "OPENAI_API_KEY"
-READ_SECONDS = 600.0
+PATIENCE_SECONDS = 600.0
+_ASK_SECONDS = 30.0
+"""For the name of a model, which takes no computing."""
 # A server's own defaults must not change the answers: some take them from the target's generation config.
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_CONTENT = ("content", "reasoning_content", "reasoning")
+_UNKNOWN_FIELD = (400, 422)
+
+
+class _Speculation(BaseModel):
+    """What our own server tells of drafting."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = Field(None, ge=0)
+    completion_tokens: int | None = Field(None, ge=0)
+    speculation: _Speculation | None = None
+
+
+class _Delta(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(each or "" for each in (self.content, self.reasoning_content, self.reasoning))
+
+
+class _Choice(BaseModel):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Event(BaseModel):
+    """One piece of a streamed answer, as far as it counts here."""
+
+    error: Any = None
+    choices: tuple[_Choice, ...] | None = None
+    usage: _Usage | None = None
+
+
+_DONE = _Event(choices=(_Choice(finish_reason="stop"),))
+"""Of a server that gives no other reason."""
 
 
 class Endpoint:
-    """One server. The key, if it wants one, comes from OPENAI_API_KEY and is never written anywhere.
+    """One server.
 
     Attributes:
         model: what it serves, by its own name.
     """
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, patience: float = PATIENCE_SECONDS) -> None:
         """Asks the server for its model's name.
 
         Args:
-            url: with or without the `/v1`.
+            url: with or without the `/v1`; `#MODEL` behind it says which of several models.
+            patience: seconds without a token after which an answer counts as hung.
 
         Raises:
-            EagleError: it cannot be reached, or serves no model.
+            EagleError: it cannot be reached, or does not serve the model, or none.
         """
-        self.name = name
+        self.name, self._patience = name, patience
+        url, _, wanted = url.partition("#")
         self.url = url.rstrip("/")
         if self.url.count("/") <= 2:  # only scheme and host
             self.url += "/v1"
         self._neutral: dict[str, Any] = dict(_NEUTRAL)
-        reply = b"".join(self._request("GET", "/models"))
+        self.model = self._serves(wanted)
+
+    def _serves(self, wanted: str) -> str:
+        replies = Replies(self.name, self.url)
+        reply = b"".join(replies.lines("GET", "/models", patience=min(self._patience, _ASK_SECONDS)))
         try:
-            self.model = str(json.loads(reply)["data"][0]["id"])
+            models = [str(each["id"]) for each in json.loads(reply)["data"]]
+            first = models[0]
         except (ValueError, KeyError, IndexError, TypeError):
             raise EagleError(
-                f"endpoint {name} does not say at {self.url}/models which model it serves: give the address "
-                "of an OpenAI-compatible API"
+                f"endpoint {self.name} does not say at {self.url}/models which model it serves: give the "
+                "address of an OpenAI-compatible API"
             ) from None
+        if wanted and wanted not in models:
+            raise EagleError(
+                f"endpoint {self.name} at {self.url} has no model {wanted}: it serves {', '.join(models)}"
+            )
+        return wanted or first
 
     def turn(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -63,8 +118,8 @@ class Endpoint:
         short = warm_up_params(params)
         try:
             self.answer([(0, job)], 1, short)
-        except EagleError:
-            if not self._neutral:
+        except RefusedError as error:
+            if error.status not in _UNKNOWN_FIELD or not self._neutral:
                 raise
             self._neutral = {}  # it may take OpenAI's own fields only
         self.answer([(0, job)] * concurrency, concurrency, short)
@@ -76,17 +131,24 @@ class Endpoint:
         params: SamplingParams,
         due: Sequence[float] | None = None,
     ) -> Turn:
-        begin = time.perf_counter()
+        begin, replies = time.perf_counter(), Replies(self.name, self.url)
         pool = ThreadPoolExecutor(concurrency if due is None else len(jobs), thread_name_prefix=self.name)
         try:
             asked = []
             for place, (number, job) in enumerate(jobs):
                 sent = None if due is None else begin + due[place]
                 time.sleep(max(0.0, 0.0 if sent is None else sent - time.perf_counter()))
-                asked.append(pool.submit(self._ask, number, job, params, sent))
-            samples = [each.result() for each in asked]
+                asked.append(pool.submit(self._ask, replies, number, job, job.params(params), sent))
+            wait(asked, return_when=FIRST_EXCEPTION)
+            failed = [each for each in asked if each.done() and each.exception() is not None]
+            samples = [each.result() for each in failed or asked]
+        except BaseException:
+            replies.abandon()  # or the threads would wait for a server that hangs
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
+        if not any(sample.output_tokens for sample in samples):
+            raise EagleError(f"endpoint {self.name} answered {len(samples)} requests without a single token")
         return Turn(
             contestant=self.name,
             concurrency=concurrency,
@@ -94,7 +156,9 @@ class Endpoint:
             samples=tuple(sorted(samples, key=lambda sample: sample.request)),
         )
 
-    def _ask(self, number: int, job: Job, params: SamplingParams, sent: float | None) -> Sample:
+    def _ask(
+        self, replies: Replies, number: int, job: Job, params: SamplingParams, sent: float | None
+    ) -> Sample:
         body = {
             "model": self.model,
             "messages": job.messages,
@@ -108,74 +172,72 @@ class Endpoint:
         sent = sent or time.perf_counter()
         arrivals: list[float] = []
         text: list[str] = []
-        reason, usage = "stop", None
-        for event in self._events(body):
+        reason: str | None = None
+        usage: _Usage | None = None
+        most = 2 * params.max_new_tokens + 64  # whatever a server takes for a token
+        last = time.perf_counter()
+        for event in self._events(replies, body):
             now = time.perf_counter()
-            usage = event.get("usage") or usage
-            for choice in event.get("choices") or ():
-                delta = choice.get("delta") or {}
-                if piece := "".join(delta.get(name) or "" for name in _CONTENT):
+            if now - last > self._patience:
+                raise EagleError(
+                    f"endpoint {self.name} hangs: no token came for {self._patience:g} s, though its stream "
+                    "goes on"
+                )
+            if event is None:
+                continue
+            usage = event.usage or usage
+            for choice in event.choices or ():
+                if choice.delta is not None and choice.delta.text:
                     arrivals.append(now)
-                    text.append(piece)
-                reason = choice.get("finish_reason") or reason
+                    text.append(choice.delta.text)
+                    last = now
+                reason = reason or choice.finish_reason
+            if max(len(arrivals), (usage and usage.completion_tokens) or 0) > most:
+                raise EagleError(
+                    f"endpoint {self.name} goes on behind the {params.max_new_tokens} tokens asked for: it "
+                    "does not keep to max_tokens"
+                )
         end = time.perf_counter()
-        if not usage or "completion_tokens" not in usage or "prompt_tokens" not in usage:
+        if usage is None and reason is None:
+            raise EagleError(
+                f"endpoint {self.name} broke off in the middle of an answer, after {len(arrivals)} pieces"
+            )
+        if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
             raise EagleError(
                 f"endpoint {self.name} does not report usage in its stream, and tokens cannot be counted "
                 "from chunks: turn on stream_options.include_usage there"
             )
-        told = usage.get("speculation") or {}  # of our own server
+        told = usage.speculation or _Speculation()
         return Sample(
             request=number,
-            prompt_tokens=usage["prompt_tokens"],
-            output_tokens=usage["completion_tokens"],
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
             ttft_s=(arrivals[0] if arrivals else end) - sent,
             e2el_s=(arrivals[-1] if arrivals else end) - sent,
             itl_s=tuple(round(b - a, 6) for a, b in pairwise(arrivals)),
-            finish_reason=reason,
+            finish_reason=reason or "stop",
             text="".join(text),
-            ours=bool(told),
-            steps=told.get("steps", 0),
-            drafted=told.get("drafted", 0),
-            accepted=told.get("accepted", 0),
-            accepted_per_depth=tuple(told.get("accepted_per_position", ())),
+            ours=usage.speculation is not None,
+            steps=told.steps,
+            drafted=told.drafted,
+            accepted=told.accepted,
+            accepted_per_depth=told.accepted_per_position,
         )
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for line in self._request("POST", "/chat/completions", body):
+    def _events(self, replies: Replies, body: dict[str, Any]) -> Iterator[_Event | None]:
+        """Pieces of the answer; None for lines that are none, as the comments that keep a stream alive."""
+        for line in replies.lines("POST", "/chat/completions", body, patience=self._patience):
             data = line.strip().removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or data == b"[DONE]":
+                yield _DONE if data == b"[DONE]" else None
                 continue
             try:
-                event = json.loads(data)
-            except ValueError:
+                event = _Event.model_validate_json(data)
+            except ValidationError:
                 raise EagleError(
-                    f"endpoint {self.name} streamed something else than JSON: {data[:80]!r}"
+                    f"endpoint {self.name} streamed something else than chunks of a chat completion: "
+                    f"{data[:80]!r}"
                 ) from None
-            if event.get("error"):
-                raise EagleError(f"endpoint {self.name} failed: {json.dumps(event['error'])[:300]}")
+            if event.error:
+                raise EagleError(f"endpoint {self.name} failed: {json.dumps(event.error)[:300]}")
             yield event
-
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[bytes]:
-        """The reply line by line, each as soon as it is there."""
-        address = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
-        try:
-            with closing(kind(address.hostname or "", address.port, timeout=READ_SECONDS)) as connection:
-                data = None if body is None else json.dumps(body).encode()
-                connection.request(method, address.path + path, data, headers)
-                reply = connection.getresponse()
-                if reply.status != 200:
-                    said = " ".join(reply.read(2000).decode(errors="replace").split())[:300]
-                    raise EagleError(
-                        f"endpoint {self.name} answered {reply.status} at {self.url}{path}: {said}"
-                    )
-                yield from reply
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise EagleError(
-                f"endpoint {self.name} cannot be used at {self.url}: {reason}: see that the server runs"
-            ) from error

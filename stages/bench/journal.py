@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Generic, TypeVar
+from contextlib import suppress
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 from stages.artifacts import ArtifactWriter
 from stages.bench.record import Record
+from stages.errors import EagleError
 
 COMMIT_SECONDS = 20.0
 
@@ -15,6 +18,8 @@ R = TypeVar("R", bound=Record)
 
 class Journal(Generic[R]):
     """The records of one phase of the run, in order, in shards `<name>-00000.jsonl` and so on.
+
+    Leaving the context commits them, also when something went wrong.
 
     Attributes:
         records: those of earlier runs and those added since.
@@ -31,6 +36,18 @@ class Journal(Generic[R]):
         ]
         self._committed = len(self.records)
         self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.commit()
+            return
+        with suppress(EagleError):  # what went wrong first is what is told
+            self.commit()
 
     def add(self, record: R) -> None:
         """Takes a record; every `COMMIT_SECONDS` or so those since the last time become a shard."""

@@ -275,7 +275,8 @@ def _by_set(
     found: dict[str, list[list[list[float]]]] = {}
     for request in sorted(sums):
         found.setdefault(jobs[request].set, []).append(sums[request])
-    return found
+    # A server may answer a set with nothing, over which nothing is fast.
+    return {name: units for name, units in found.items() if sum(base[0] for base, _ in units) > 0}
 
 
 def _quotient(units: Sequence[Sequence[Sequence[float]]]) -> float:

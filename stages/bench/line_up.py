@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, get_args
 
 from stages.artifacts import Artifact
-from stages.bench.config import BenchConfig
+from stages.bench.config import DRAFTERS, BenchConfig
 from stages.bench.contestant import PLAIN, WITH_TREE, Contestant, InProcess
 from stages.bench.transformers_generate import KIND, Generate, GenerateChoice
 from stages.decoding import DrafterChoice, EagleModel, TreeConfig
@@ -82,7 +82,11 @@ def parse_drafters(text: str) -> Drafters:
     generates = [GenerateChoice.parse(part) for part in parts if part.partition(":")[0] == KIND]
     if len({each.name for each in generates}) < len(generates):
         raise EagleError(f"--drafters {text} names {KIND} twice in the same way: give each once")
-    choices = [DrafterChoice.parse(part) for part in parts if part.partition(":")[0] != KIND]
+    ours = [part for part in parts if part.partition(":")[0] != KIND]
+    for part in ours:
+        if part.partition(":")[0] not in get_args(DrafterKind):
+            raise EagleError(f"--drafters {text}: there is no {part!r}; name some of {DRAFTERS}")
+    choices = [DrafterChoice.parse(part) for part in ours]
     if choices and all(choice.kind == "none" for choice in choices):
         raise EagleError(
             f"--drafters {text} leaves nothing to compare with plain decoding: add ngram or eagle3"

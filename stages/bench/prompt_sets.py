@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,12 +19,16 @@ from stages.targets import Target
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts that are answered at one temperature and reported together; `name` is unique within a run."""
+    """Prompts that are answered in one way and reported together; `name` is unique within a run.
+
+    max_new_tokens: of each answer, at most; None is as long as the run allows.
+    """
 
     name: str
     source: str
     prompts: tuple[Prompt, ...]
     temperature: float = 0.0
+    max_new_tokens: int | None = None
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as JSON values: a run continues only with the very same prompts."""
@@ -52,6 +57,44 @@ def at_temperatures(sets: Sequence[PromptSet], temperatures: Sequence[float]) ->
     return [
         replace(each, name=f"{each.name} T={temperature:g}", temperature=temperature)
         for temperature in temperatures
+        for each in sets
+    ]
+
+
+def by_prompt_length(
+    sets: Sequence[PromptSet], bounds: Sequence[int], count: Callable[[str], int]
+) -> list[PromptSet]:
+    """Every set in parts: prompts of up to bounds[0] tokens before the first answer, up to bounds[1], and so
+    on; longer ones last. Parts without a prompt are left out.
+
+    Args:
+        bounds: ascending; none leaves the sets as they are.
+        count: tokens of a text.
+    """
+    if not bounds:
+        return list(sets)
+    names = [*(f"prompt<={bound}" for bound in bounds), f"prompt>{bounds[-1]}"]
+    found = []
+    for each in sets:
+        parts: list[list[Prompt]] = [[] for _ in names]
+        for prompt in each.prompts:
+            length = sum(count(message["content"]) for message in opening(prompt))
+            parts[bisect_left(bounds, length)].append(prompt)
+        found += [
+            replace(each, name=f"{each.name} {name}", prompts=tuple(part))
+            for name, part in zip(names, parts, strict=True)
+            if part
+        ]
+    return found
+
+
+def by_answer_length(sets: Sequence[PromptSet], lengths: Sequence[int]) -> list[PromptSet]:
+    """Every set with answers of up to each length; with several of them the names say which."""
+    if len(lengths) == 1:
+        return [replace(each, max_new_tokens=lengths[0]) for each in sets]
+    return [
+        replace(each, name=f"{each.name} answer<={length}", max_new_tokens=length)
+        for length in lengths
         for each in sets
     ]
 

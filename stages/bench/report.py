@@ -68,7 +68,7 @@ class BenchReport(Record):
         default_factory=dict, description="Each prompt set under its name, answered one request at a time."
     )
     pooled: Metrics | None = Field(
-        default=None, description="All sets as one. Null, like lossless, where only endpoints were measured."
+        default=None, description="All sets as one. Null, like lossless, where only servers were measured."
     )
     by_temperature: dict[str, Metrics] = Field(
         default_factory=dict,
@@ -77,7 +77,7 @@ class BenchReport(Record):
     set_temperatures: dict[str, float] = Field(
         default_factory=dict, description="Of each set, where there are several temperatures."
     )
-    lossless: Lossless | None = None
+    lossless: Lossless | None = Field(default=None, description="Null too with --no-check-lossless.")
     peak_memory: int | None = Field(
         default=None, description="Bytes that the measuring process had resident at most."
     )

@@ -78,7 +78,8 @@ class BenchResult(BaseModel):
         from rich.text import Text
 
         made = f"made in {self.seconds:.0f} s" if self.seconds else "already complete"
-        lines = sameness(self.lossless, self.dtype) if self.lossless is not None else []
+        lines = [] if self.pooled is None else left_out(self.pooled)
+        lines += sameness(self.lossless, self.dtype) if self.lossless is not None else []
         lines.append(f"Report: {self.report} ({made})")
         if self.page is not None:
             lines.append(f"Charts: {self.page}")
@@ -154,6 +155,14 @@ def speedup_cell(value: float | None, interval: tuple[float, float] | None) -> s
 def number(value: float | None, digits: int) -> str:
     """With so many digits; empty where there is none."""
     return "" if value is None else f"{value:,.{digits}f}"
+
+
+def left_out(pooled: Metrics) -> list[str]:
+    """What was not answered, in a sentence; none where all was."""
+    if not pooled.skipped:
+        return []
+    many = f"{pooled.skipped} turns are" if pooled.skipped > 1 else "1 turn is"
+    return [f"{many} left out: the prompt does not fit the target's context."]
 
 
 def sameness(lossless: Lossless, dtype: str) -> list[str]:

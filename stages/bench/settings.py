@@ -27,9 +27,13 @@ _NOT_IN_SETTINGS = {
     "trained_on",
     "compare",
     "fail_below",
+    "timeout",
 }
-_SWEEP = ("drafters", "endpoint", "launch", "concurrency", "request_rate", "repeat")
-_NO_SETTINGS = {"overwrite", "compare", "fail_below"}
+_OPTIONAL = (
+    *("drafters", "endpoint", "launch", "concurrency", "request_rate", "repeat"),
+    *("prompt_lengths", "check_lossless"),
+)
+_NO_SETTINGS = {"overwrite", "compare", "fail_below", "timeout"}
 
 
 def artifact_config(config: BenchConfig, sets: Sequence[PromptSet], line_up: LineUp | None) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def artifact_config(config: BenchConfig, sets: Sequence[PromptSet], line_up: Lin
     # What is not asked for is left out, so that a report can be continued by a version that can do more.
     unasked = {
         name
-        for name in _SWEEP
+        for name in _OPTIONAL
         if getattr(config, name) == BenchConfig.model_fields[name].get_default(call_default_factory=True)
     }
     chosen = {
@@ -63,10 +67,11 @@ def settings_of(config: BenchConfig, line_up: LineUp) -> dict[str, Any]:
 
 
 def as_given(config: BenchConfig) -> dict[str, Any]:
-    """The flags; one temperature, or one tree, is no list."""
-    temperatures = config.temperatures
+    """The flags; one temperature, one length or one tree is no list."""
+    temperatures, lengths = config.temperatures, config.answer_lengths
     return config.model_dump(mode="json", exclude=_NO_SETTINGS) | {
         "temperature": temperatures[0] if len(temperatures) == 1 else list(temperatures),
+        "max_new_tokens": lengths[0] if len(lengths) == 1 else list(lengths),
         "tree": config.tree[0] if len(config.tree) == 1 else config.tree,
     }
 

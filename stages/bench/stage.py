@@ -8,9 +8,7 @@ float32. Records are committed on the way, so that the same command run again co
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,25 +18,16 @@ from stages.bench import compare, parity
 from stages.bench.compare import Comparison
 from stages.bench.config import BenchConfig
 from stages.bench.contestant import Contestant
-from stages.bench.endpoint import Endpoint
 from stages.bench.hardware import hardware
 from stages.bench.journal import Journal
-from stages.bench.launch import LaunchLine, launch_all
-from stages.bench.launch.command import Model
+from stages.bench.judgement import judge
 from stages.bench.levels import Sweep, make_sweep
 from stages.bench.line_up import LineUp, load_line_up, parse_drafters
 from stages.bench.load import loads_of
 from stages.bench.lossless import (
-    FLOAT32,
-    Difference,
-    Divergence,
     Lossless,
-    as_measured,
-    differences,
-    explain,
-    verdict,
 )
-from stages.bench.measure import answer_again, measure_prompt, spread, warm_up
+from stages.bench.measure import measure_prompt, warm_up
 from stages.bench.memory import own_gpu_peak, own_peak
 from stages.bench.metrics import speedup
 from stages.bench.page import PAGE_NAME, make_page, pictures, stalls
@@ -46,20 +35,24 @@ from stages.bench.parity import ParityResult
 from stages.bench.prompt_sets import (
     PromptSet,
     at_temperatures,
+    by_answer_length,
+    by_prompt_length,
     opening,
     read_prompt_sets,
     require_answerable,
 )
-from stages.bench.record import Measured, Recheck, Turn
+from stages.bench.record import Measured, Turn
 from stages.bench.report import REPORT_NAME, SCHEMA_NAME, BenchReport, make_report
 from stages.bench.result import BenchResult, title
+from stages.bench.sampling import of_set, sampling
+from stages.bench.servers import endpoints, launched, require_own_names, require_servers
 from stages.bench.settings import artifact_config, as_given, settings_of
-from stages.bench.sweep import compared, require_enough, run_sweep, sweep_differences
-from stages.bench.workload import Job, first_turns, jobs_of, longest_prompt
+from stages.bench.sweep import require_enough, run_sweep
+from stages.bench.workload import Job, first_turns, jobs_of
 from stages.decoding import EagleModel, SamplingParams, TreeConfig
 from stages.errors import EagleError
 from stages.progress import Reporter
-from stages.targets import Target
+from stages.targets.tokenizer import load_tokenizer
 
 
 def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | Comparison:
@@ -74,15 +67,15 @@ def run(config: BenchConfig, report: Reporter) -> BenchResult | ParityResult | C
     for tree in config.tree:
         TreeConfig.parse(tree)
     parse_drafters(config.drafters)
-    for line in config.launch:
-        LaunchLine.parse(line, config.head)
     if config.overwrite or artifact_state(config.output) != "complete":
-        _endpoints(config)  # a server that is not there is told before anything is loaded or written
+        require_servers(config)
     sets = read_prompt_sets(config.prompts, config.num_prompts)
+    sets = by_answer_length(_by_prompt_length(config, sets), config.answer_lengths)
     require_enough(sum(_most_requests(config, each) for each in sets), config.levels)
     sets = at_temperatures(sets, config.temperatures)
     line_up = load_line_up(config, heads, config.dtype) if config.in_process else None
     if line_up is not None:
+        require_own_names(config, line_up)
         require_answerable(sets, line_up.target)
     with ArtifactWriter.open(
         config.output,
@@ -121,30 +114,16 @@ def measure_target(
     """Plain decoding and the main drafter one request at a time, then everyone many at once, then whether
     the texts are the same."""
     machine, settings, main = hardware(line_up.target.device), settings_of(config, line_up), line_up.main
-    dtype = settings["dtype"]
-    measured = measure(line_up.model, sets, _sampling(config), writer, report)
+    measured = measure(line_up.model, sets, sampling(config), writer, report)
     jobs: list[Job] = []
     turns: list[Turn] = []
     sweep = None
     if config.levels:
         jobs = jobs_of(sets, measured, line_up.target)
         turns, sweep = measure_sweep(config, line_up.contestants(), jobs, writer, report)
-    found = differences(measured, dtype) + sweep_differences(turns, jobs, dtype)
-    if dtype != FLOAT32:
-        line_up.release()
-        rechecks, divergences = check_in_float32(config, sets, heads, measured, found, writer, report)
-    else:
-        rechecks, divergences = [], _explain_all(config, sets, line_up.target, found, report)
-    swept = compared(turns)
-    lossless = verdict(
-        measured,
-        rechecks,
-        divergences,
-        config.near_tie_gap,
-        dtype=dtype,
-        swept=swept,
-        swept_identical=swept - len(sweep_differences(turns, jobs, dtype)),
-    )
+    lossless = None
+    if config.check_lossless:
+        lossless = judge(config, sets, line_up, heads, measured, (turns, jobs), writer, report)
     return make_report(
         measured,
         lossless,
@@ -174,21 +153,22 @@ def measure(
     report: Reporter,
 ) -> list[Measured]:
     """Answers the prompts that no earlier run has, both ways, set by set."""
-    journal = Journal(writer, "requests", Measured)
     prompts = [(each, prompt) for each in sets for prompt in each.prompts]
-    done = len(journal.records)
-    if done < len(prompts):
-        fitting = (model.target.render(opening(prompt)) for _, prompt in prompts)
-        warm_up(model, next(ids for ids in fitting if len(ids) < model.target.max_length), params)
-    with report.task("prompts", total=len(prompts), unit="prompts", done=done) as task:
+    with (
+        Journal(writer, "requests", Measured) as journal,
+        report.task("prompts", total=len(prompts), unit="prompts", done=len(journal.records)) as task,
+    ):
+        done = len(journal.records)
+        if done < len(prompts):
+            fitting = (model.target.render(opening(prompt)) for _, prompt in prompts)
+            warm_up(model, next(ids for ids in fitting if len(ids) < model.target.max_length), params)
         for number, (own, prompt) in enumerate(prompts[done:], start=done):
-            chosen = replace(params, temperature=own.temperature)
+            chosen = of_set(params, own)
             requests, skipped = measure_prompt(model, prompt, chosen, number)
             journal.add(Measured(set=own.name, prompt_id=prompt.id, requests=requests, skipped=skipped))
             if any(record.requests for record in journal.records):
                 task.note(_so_far(journal.records))
             task.advance()
-    journal.commit()
     return journal.records
 
 
@@ -201,104 +181,27 @@ def measure_sweep(
 ) -> tuple[list[Turn], Sweep]:
     """Engines of this process, endpoints, and servers that are started here and stopped again, in turns."""
     require_enough(len(jobs) // len(config.temperatures), config.levels)
-    endpoints = _endpoints(config)
-    with _launched(config, jobs, report) as launched:
-        servers = [*endpoints, *launched]
+    reached = endpoints(config)
+    with launched(config, jobs, report) as started:
+        servers = [*reached, *started]
         contestants = [*engines, *servers]
         names = [each.name for each in contestants]
-        loads = loads_of(config)
-        turns = run_sweep(contestants, jobs, loads, config.repeat, _sampling(config), writer, report)
+        loads, params = loads_of(config), sampling(config)
+        turns = run_sweep(contestants, jobs, loads, config.repeat, params, writer, report)
     return turns, make_sweep(turns, jobs, names, [each.name for each in servers], config.repeat)
 
 
-def _endpoints(config: BenchConfig) -> list[Endpoint]:
-    """The servers of `--endpoint`, each asked for its model."""
-    return [Endpoint(*each.split("=", 1)) for each in config.endpoint]
-
-
-@contextmanager
-def _launched(config: BenchConfig, jobs: Sequence[Job], report: Reporter) -> Iterator[list[Contestant]]:
-    """The servers of `--launch`."""
-    if not config.launch:
-        yield []
-        return
-    model = Model(
-        config.target,
-        longest_prompt(jobs, config.target) + config.max_new_tokens,
-        max(config.levels),
-        config.device,
-        "bfloat16" if config.dtype == "auto" else config.dtype,
-        config.chat_template,
-        config.verify,
-    )
-    lines = [LaunchLine.parse(line, config.head) for line in config.launch]
-    with launch_all(lines, model, report) as servers:
-        yield list(servers)
-
-
-def check_in_float32(
-    config: BenchConfig,
-    sets: Sequence[PromptSet],
-    heads: Sequence[Artifact],
-    measured: Sequence[Measured],
-    found: Sequence[Difference],
-    writer: ArtifactWriter,
-    report: Reporter,
-) -> tuple[list[Measured], list[Divergence]]:
-    """Answers some prompts again with the target and the drafter in float32, and explains each difference,
-    those found before and those there."""
-    journal = Journal(writer, "float32", Recheck)
-    answered = [number for number, record in enumerate(measured) if record.requests]
-    chosen = [answered[i] for i in spread(len(answered), config.check_float32)]
-    if not found and not chosen:
-        return [], []
-    line_up = load_line_up(config, heads, FLOAT32, only_main=True)
-    done = len(journal.records)
-    with report.task("float32 check", total=len(chosen), unit="prompts", done=done) as task:
-        for number in chosen[done:]:
-            params = _sampling_of(config, sets, measured[number].set)
-            requests = answer_again(line_up.model, measured[number].requests, params)
-            journal.add(Recheck(prompt=number, requests=requests))
-            task.advance()
-    journal.commit()
-    rechecks = as_measured(measured, journal.records)
-    found = [*found, *differences(rechecks, FLOAT32)]
-    return rechecks, _explain_all(config, sets, line_up.target, found, report)
-
-
-def _explain_all(
-    config: BenchConfig,
-    sets: Sequence[PromptSet],
-    target: Target,
-    found: Sequence[Difference],
-    report: Reporter,
-) -> list[Divergence]:
-    """By the scores of a float32 target."""
-    divergences = []
-    with report.task("differences", total=len(found)) as task:
-        for difference in found:
-            params = _sampling_of(config, sets, difference.set)
-            divergences.append(explain(target, difference, params, config.near_tie_gap))
-            task.advance()
-    return divergences
+def _by_prompt_length(config: BenchConfig, sets: Sequence[PromptSet]) -> list[PromptSet]:
+    bounds = [int(part) for part in config.prompt_lengths.split(",") if part]
+    if not bounds:
+        return list(sets)
+    tokenizer = load_tokenizer(config.target)
+    return by_prompt_length(sets, bounds, lambda text: len(tokenizer.encode(text)))
 
 
 def _most_requests(config: BenchConfig, prompt_set: PromptSet) -> int:
     """That a set can give: without a target only first turns can be asked."""
     return sum(len(prompt.turns) if config.in_process else 1 for prompt in prompt_set.prompts)
-
-
-def _sampling(config: BenchConfig) -> SamplingParams:
-    """At the first temperature."""
-    return SamplingParams(
-        max_new_tokens=config.max_new_tokens, temperature=config.temperatures[0], seed=config.seed
-    )
-
-
-def _sampling_of(config: BenchConfig, sets: Sequence[PromptSet], name: str) -> SamplingParams:
-    """At the temperature of a set."""
-    temperature = next(each.temperature for each in sets if each.name == name)
-    return replace(_sampling(config), temperature=temperature)
 
 
 def _so_far(measured: Sequence[Measured]) -> str:
@@ -307,13 +210,16 @@ def _so_far(measured: Sequence[Measured]) -> str:
 
 def _counts(made: BenchReport) -> dict[str, Any]:
     counts: dict[str, Any] = {}
-    if made.pooled is not None and made.lossless is not None:
+    if made.pooled is not None:
         counts = {
             "prompts": made.pooled.prompts,
             "requests": made.pooled.requests,
             "skipped": made.pooled.skipped,
             "tokens": made.pooled.eagle.tokens,
             "speedup": round(made.pooled.speedup, 4),
+        }
+    if made.lossless is not None:
+        counts |= {
             "identical": made.lossless.identical,
             "near_ties": made.lossless.near_ties,
             "faults": made.lossless.faults,
@@ -327,7 +233,7 @@ def _read_report(uri: str) -> tuple[BenchReport, str | None]:
     """A complete one, and where its page is; reports of older versions have none."""
     artifact = open_artifact(uri, "report")
     paged = any(file.path == PAGE_NAME for file in artifact.manifest.files)
-    made = BenchReport.model_validate_json(artifact.read(REPORT_NAME))
+    made = compare.read_report(uri)
     return made, join(uri, PAGE_NAME) if paged else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from stages.artifacts import ArtifactWriter
@@ -72,13 +73,16 @@ def run_sweep(
     report: Reporter,
 ) -> list[Turn]:
     """Measures what no earlier run has."""
-    journal = Journal(writer, "sweep", Turn)
     steps = plan(len(contestants), jobs, loads, repeat)
-    done = len(journal.records)
     warm: set[tuple[int, Load]] = set()
     answers = [len(step.requests) for step in steps]
-    with report.task("sweep", total=sum(answers), unit="answers", done=sum(answers[:done])) as task:
-        for step in steps[done:]:
+    with (
+        Journal(writer, "sweep", Turn) as journal,
+        report.task(
+            "sweep", total=sum(answers), unit="answers", done=sum(answers[: len(journal.records)])
+        ) as task,
+    ):
+        for step in steps[len(journal.records) :]:
             contestant, load = contestants[step.contestant], step.load
             task.note(f"{contestant.name}, {load.words}")
             asked = [(number, jobs[number]) for number in step.requests]
@@ -86,15 +90,24 @@ def run_sweep(
             due = None
             if load.rate is not None:  # the same for every contestant of the round
                 due = due_times(len(asked), load.rate, (params.seed % 2**64, step.round, len(asked)))
-            with contestant.turn():
+            with _kept(writer), contestant.turn():
                 if (step.contestant, load) not in warm:
                     contestant.warm_up(asked[0][1], load.concurrency, chosen)
                     warm.add((step.contestant, load))
                 turn = contestant.answer(asked, load.concurrency, chosen, due)
             journal.add(turn.model_copy(update={"rate": load.rate, "temperature": load.temperature}))
             task.advance(len(asked))
-    journal.commit()
     return journal.records
+
+
+@contextmanager
+def _kept(writer: ArtifactWriter) -> Iterator[None]:
+    """A server that fails does not take with it what was measured before."""
+    try:
+        yield
+    except EagleError as error:
+        kept = f"what was measured before is kept at {writer.uri}, and the same command goes on from there"
+        raise EagleError(f"{error}; {kept}") from error
 
 
 def sweep_differences(turns: Sequence[Turn], jobs: Sequence[Job], dtype: str) -> list[Difference]:

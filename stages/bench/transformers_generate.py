@@ -141,7 +141,8 @@ class Generate:
         prompts = [job.prompt_ids for _, job in jobs]
         longest = max(map(len, prompts))
         room = self._target.max_length - longest
-        config = self._config(min(params.max_new_tokens, room), params)
+        own = [min(job.params(params).max_new_tokens, room) for _, job in jobs]
+        config = self._config(max(own), params)
         ids = torch.zeros(len(jobs), longest, dtype=torch.int64)  # [B, T], padded on the left
         seen = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
@@ -156,8 +157,8 @@ class Generate:
             streamer=arrivals,
         )[:, longest:].tolist()
         return [
-            self._sample(number, len(job.prompt_ids), answer, at, arrivals)
-            for (number, job), answer, at in zip(jobs, answers, sent, strict=True)
+            self._sample(number, len(job.prompt_ids), answer[:most], at, arrivals)
+            for (number, job), answer, most, at in zip(jobs, answers, own, sent, strict=True)
         ]
 
     def _config(self, most: int, params: SamplingParams) -> GenerationConfig:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stages.bench.prompt_sets import PromptSet, opening
 from stages.bench.record import Measured, Request
+from stages.decoding import SamplingParams
 from stages.targets import Target
 from stages.targets.tokenizer import load_tokenizer
 
@@ -17,7 +18,7 @@ class Job:
 
     messages: for an endpoint; prompt_ids: the same rendered, for an engine in this process.
     plain: its plain answer, by which the others are judged; None where there is no target to ask.
-    temperature: of its answers.
+    temperature, max_new_tokens: of its answer; None is as long as the run allows.
     """
 
     set: str
@@ -28,13 +29,20 @@ class Job:
     plain: Request | None = None
     plain_text: str | None = None
     temperature: float = 0.0
+    max_new_tokens: int | None = None
+
+    def params(self, given: SamplingParams) -> SamplingParams:
+        """Those of the run, cut to its own length."""
+        if self.max_new_tokens is None or self.max_new_tokens >= given.max_new_tokens:
+            return given
+        return replace(given, max_new_tokens=self.max_new_tokens)
 
 
 def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Target) -> list[Job]:
     """All turns that were answered one at a time, each as a request of its own with its plain history."""
-    prompts = [(prompt, each.temperature) for each in sets for prompt in each.prompts]
+    prompts = [(prompt, each) for each in sets for prompt in each.prompts]
     jobs = []
-    for (prompt, temperature), record in zip(prompts, measured, strict=True):
+    for (prompt, own), record in zip(prompts, measured, strict=True):
         messages = opening(prompt)
         for request in record.requests:
             answer = target.decode(list(request.plain.token_ids))
@@ -47,7 +55,8 @@ def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Tar
                     request.prompt_ids,
                     request,
                     answer,
-                    temperature,
+                    own.temperature,
+                    own.max_new_tokens,
                 )
             )
             if request.turn + 1 < len(prompt.turns):
@@ -62,7 +71,14 @@ def jobs_of(sets: Sequence[PromptSet], measured: Sequence[Measured], target: Tar
 def first_turns(sets: Sequence[PromptSet]) -> list[Job]:
     """What can be asked of endpoints without a target at hand."""
     return [
-        Job(each.name, prompt.id, 0, tuple(opening(prompt)), temperature=each.temperature)
+        Job(
+            each.name,
+            prompt.id,
+            0,
+            tuple(opening(prompt)),
+            temperature=each.temperature,
+            max_new_tokens=each.max_new_tokens,
+        )
         for each in sets
         for prompt in each.prompts
     ]

@@ -34,6 +34,7 @@ from stages.heads import (
 from stages.progress import Reporter
 from stages.targets import Target
 from stages.targets.ends import load_target_ends
+from stages.targets.hub import at_hand
 from stages.targets.resolve import resolve_target
 
 CONFIG = "config.json"
@@ -119,8 +120,9 @@ def architectures(target: str) -> list[str]:
             f"{target} means nothing to other tools, and the folder names its target: give --target a model "
             "folder or a hub id"
         )
+    path = at_hand(source.path)
     try:
-        return list(AutoConfig.from_pretrained(source.path).architectures or [])
+        return list(AutoConfig.from_pretrained(path).architectures or [])
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise EagleError(f"the config of {target} cannot be read ({reason}): check --target") from None

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from stages.artifacts import join
+from stages.config import several
 from stages.convert.formats import Kind, SampleFile
 from stages.convert.masks import LossMasks
 from stages.convert.pickles import DamagedError, load_pickle
@@ -117,7 +118,7 @@ def first_dtype(source: Source, kind: Kind, files: list[SampleFile]) -> torch.dt
             raise _other_layout(where, f"states of {getattr(tensor, 'dtype', type(tensor).__name__)}")
         return tensor.dtype
     raise EagleError(
-        f"none of the {len(files)} files in {source.uri} can be read: check how they were copied"
+        f"none of the {several(len(files), 'file')} in {source.uri} can be read: check how they were copied"
     )
 
 

@@ -82,5 +82,6 @@ def open_source(uri: str) -> Source:
     if "" in sizes:
         raise EagleError(f"{uri} is a file: give the folder it is in")
     if not sizes:
-        raise EagleError(f"{uri} has no files in it, or does not exist: check the path")
+        what = "has no files in it" if fs.exists(root) else "does not exist"
+        raise EagleError(f"{uri} {what}: check the path")
     return Source(uri, sizes, fs, root)

@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel
 
 from stages.artifacts import ArtifactWriter, Manifest
+from stages.config import several
 from stages.convert.config import ConvertConfig
 from stages.convert.features import Finisher, ShardParts, write_shards
 from stages.convert.formats import Kind, SampleFile, recognise, sample_files
@@ -61,9 +62,9 @@ class ConvertResult(BaseModel):
                 f"{self.output}: {NAMES[count['head']]} of {count['parameters'] / 1e6:.1f} M parameters, "
                 f"{count['draft_vocab_size']:,} draft tokens, {self.bytes / 1e6:,.1f} MB, {made}"
             )
-        skipped = f", {count['skipped_rows']:,} files skipped" if count["skipped_rows"] else ""
+        skipped = f", {several(count['skipped_rows'], 'file')} skipped" if count["skipped_rows"] else ""
         return (
-            f"{self.output}: {count['rows']:,} rows, {count['tokens']:,} tokens, "
+            f"{self.output}: {several(count['rows'], 'row')}, {several(count['tokens'], 'token')}, "
             f"{count['supervised_tokens']:,} supervised{skipped}; {self.bytes / 1e6:,.1f} MB, {made}"
         )
 
@@ -167,8 +168,8 @@ def pack(
             tally.check(config.source, len(files), config.max_reject_rate)
     if not tally.rows:
         raise EagleError(
-            f"none of the {len(files)} files in {config.source} can be used: {tally.reasons()}: check "
-            "--target and the loss masks"
+            f"none of the {several(len(files), 'file')} in {config.source} can be used: {tally.reasons()}: "
+            "check --target and the loss masks"
         )
     return tally
 
@@ -203,10 +204,11 @@ def convert_head(
 
 def _report_oddities(tally: Tally, config: ConvertConfig, report: Reporter) -> None:
     if tally.skipped:
-        report.log(f"{tally.skipped:,} of {tally.files:,} files skipped: {tally.reasons()}")
+        report.log(f"{tally.skipped:,} of {several(tally.files, 'file')} skipped: {tally.reasons()}")
     if tally.unmasked:
         report.log(
-            f"{tally.unmasked:,} tokens behind an end of turn are marked as the target's own in "
+            f"{several(tally.unmasked, 'token')} behind an end of turn "
+            f"{'is' if tally.unmasked == 1 else 'are'} marked as the target's own in "
             f"{config.source}, which they cannot be: not supervised"
         )
     report.log(f"{config.target} itself would choose {tally.agreement:.0%} of the labels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from stages.config import several
 from stages.errors import EagleError
 
 EXAMPLES = 3
@@ -65,7 +66,8 @@ class Tally(BaseModel):
         """
         if self.skipped > max_reject_rate * total:
             raise EagleError(
-                f"{self.skipped} of the first {self.files} of {total} files in {source} cannot be used: "
+                f"{self.skipped} of the first {self.files} of {several(total, 'file')} in {source} cannot "
+                "be used: "
                 f"{self.reasons()}: more than --max-reject-rate {max_reject_rate:g}; mend them or raise it, "
                 "and run the same command again"
             )

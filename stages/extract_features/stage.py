@@ -25,6 +25,7 @@ from stages.artifacts import (
 )
 from stages.artifacts.counts import add_counts
 from stages.artifacts.uri import local_path
+from stages.config import several
 from stages.errors import EagleError
 from stages.extract_features.config import ExtractFeaturesConfig
 from stages.extract_features.estimate import FeaturesEstimate, estimate, gigabytes
@@ -66,8 +67,9 @@ class ExtractFeaturesResult(BaseModel):
         }
         counted = "".join(f", {count:,} {name}" for name, count in others.items() if count)
         return (
-            f"{self.output}: {self.rows:,} rows, {self.tokens:,} tokens, {self.supervised_tokens:,} "
-            f"supervised{counted}; {self.shards} shards, {gigabytes(self.bytes)} in {self.storage_dtype}, "
+            f"{self.output}: {several(self.rows, 'row')}, {several(self.tokens, 'token')}, "
+            f"{self.supervised_tokens:,} supervised{counted}; {several(self.shards, 'shard')}, "
+            f"{gigabytes(self.bytes)} in {self.storage_dtype}, "
             f"{made}"
         )
 
@@ -174,8 +176,8 @@ def join_parts(config: ExtractFeaturesConfig, conversations: Artifact, number: i
     made = next((uri for uri in (output, *parts) if artifact_state(uri) == "complete"), None)
     if made is None:
         raise EagleError(
-            f"none of the {number} parts of {output} is finished: run each with --shard-index, from 0 to "
-            f"{number - 1}"
+            f"none of the {several(number, 'part')} of {output} is finished: run each with --shard-index, "
+            f"from 0 to {number - 1}"
         )
     first = open_artifact(made, "features", "off").manifest
     _refuse_other_flags(config, first)
@@ -232,7 +234,7 @@ def _check_space(place: str, extraction: Extraction, file_bytes: int) -> None:
 def _log_size(extraction: Extraction, report: Reporter) -> None:
     plan, size = extraction.plan, extraction.bytes
     report.log(
-        f"{plan.kept_rows:,} rows, {plan.tokens:,} tokens, {plan.supervised:,} supervised: "
+        f"{several(plan.kept_rows, 'row')}, {several(plan.tokens, 'token')}, {plan.supervised:,} supervised: "
         f"{gigabytes(size)} of features in {extraction.storage.name}, "
         f"{size / max(plan.tokens, 1):,.0f} bytes a token"
     )

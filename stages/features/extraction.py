@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from stages.artifacts import Artifact
+from stages.config import several
 from stages.errors import EagleError
 from stages.features.config import FeatureSettings, parse_layers
 from stages.features.engine import StatesEngine, TransformersStates
@@ -147,7 +148,8 @@ def plan_extraction(
     )
     if not plan.kept_rows and part is None:
         raise EagleError(
-            f"none of the {len(plan.rows)} conversations in {conversations.uri} has two response tokens in a "
+            f"none of the {several(len(plan.rows), 'conversation')} in {conversations.uri} has two "
+            "response tokens in a "
             "row to learn from: make conversations with longer answers, or raise --max-length"
         )
     decided = {

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from stages.artifacts import Artifact, Parent, TargetFingerprint
+from stages.config import several
 from stages.errors import EagleError
 from stages.features.index import ShardIndex
 from stages.features.layout import FeatureRow
@@ -146,8 +147,8 @@ def _require_together(
     answers, others = _answers(first_source), _answers(second_source)
     if len(answers & others) > MOST_SHARED * min(len(answers), len(others)):
         raise EagleError(
-            f"{both} share {len(answers & others):,} answers, so what is held out of one would be trained on "
-            "in the other: leave one out, or make the second of other prompts"
+            f"{both} share {several(len(answers & others), 'answer')}, so what is held out of one would be "
+            "trained on in the other: leave one out, or make the second of other prompts"
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from stages.artifacts import Manifest
+from stages.config import several
 from stages.gen_data.tally import describe_left_out
+from stages.progress import duration
 
 
 class GenDataResult(BaseModel):
@@ -50,11 +52,12 @@ class GenDataResult(BaseModel):
 
     def summary(self) -> str:
         made = f"in {self.seconds:.1f} s" if self.seconds else "already complete"
-        notes = [*_notes(self.sources, self.pii), f"{self.shards} shards, {made}"]
+        notes = [*_notes(self.sources, self.pii), f"{several(self.shards, 'shard')}, {made}"]
         return "; ".join(
             [
-                f"{self.output}: {self.rows:,} conversations, {self.response_tokens:,} response tokens of "
-                f"{self.tokens:,}, {self.cut_rows:,} answers cut",
+                f"{self.output}: {several(self.rows, 'conversation')}, "
+                f"{several(self.response_tokens, 'response token')} of {self.tokens:,}, "
+                f"{several(self.cut_rows, 'answer')} cut",
                 *notes,
             ]
         )
@@ -80,9 +83,10 @@ class GenDataPlan(BaseModel):
     def summary(self) -> str:
         notes = "; ".join(_notes(self.sources, self.pii)) or "nothing left out"
         return (
-            f"{self.output} would have {self.prompts:,} conversations with {self.turns:,} answers; {notes}; "
-            f"at {self.tokens_per_s:,.0f} tokens a second it takes {self.most_seconds / 60:,.0f} minutes at "
-            "most; nothing was written"
+            f"{self.output} would have {several(self.prompts, 'conversation')} with "
+            f"{several(self.turns, 'answer')}; {notes}; "
+            f"at {self.tokens_per_s:,.0f} tokens a second it takes {duration(self.most_seconds)} at most; "
+            "nothing was written"
         )
 
 

@@ -25,6 +25,7 @@ from stages.artifacts import (
 )
 from stages.artifacts.conversations import shard_name, write_conversations
 from stages.artifacts.counts import add_counts
+from stages.config import several
 from stages.decoding import GenerationResult
 from stages.errors import EagleError
 from stages.gen_data.config import GenDataConfig
@@ -44,6 +45,7 @@ from stages.gen_data.tally import KEPT, Tally, describe_left_out
 from stages.progress import Reporter
 from stages.prompts import Prompt
 from stages.targets import Target, TemplateRefusalError
+from stages.targets.chat_template import refuse_silent
 
 TRIAL_TOKENS = 16
 """Tokens of each answer that `--dry-run` times."""
@@ -105,7 +107,7 @@ def run(config: GenDataConfig, report: Reporter) -> GenDataResult | GenDataPlan:
 def answer_settings(config: GenDataConfig) -> AnswerSettings:
     return AnswerSettings(
         max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
+        temperatures=config.temperatures,
         top_p=config.top_p,
         top_k=config.top_k,
         seed=config.seed,
@@ -117,9 +119,10 @@ def answer_settings(config: GenDataConfig) -> AnswerSettings:
 
 
 def refuse_unusable(target: Target, answering: AnswerSettings) -> None:
-    """Raises EagleError: the target has no chat template, or no room for a prompt beside an answer."""
+    """Raises EagleError: the target has no chat template or none that shows the chat, or no room for a prompt
+    beside an answer."""
     with suppress(TemplateRefusalError):  # of some prompts
-        target.render([{"role": "user", "content": "Hi"}])
+        refuse_silent(target, f"the chat template of {target.name}")
     if answering.room(target) < 1:
         raise EagleError(
             f"--max-new-tokens {answering.max_new_tokens:,} leaves no room for a prompt in a context of "
@@ -147,7 +150,7 @@ def choose(config: GenDataConfig, tally: Tally, scrubber: Scrubber, report: Repo
     tally.check(config.max_reject_rate, finished=True)
     if not chosen:
         raise EagleError(
-            f"none of {tally.read:,} rows may be answered ({tally.summary()}): use other --prompts"
+            f"none of {several(tally.read, 'row')} may be answered ({tally.summary()}): use other --prompts"
         )
     return chosen
 
@@ -181,7 +184,8 @@ def fitting(
             task.advance()
     if not fit and needed:
         raise EagleError(
-            f"none of {len(prompts):,} prompts can be asked with {answering.max_new_tokens:,} new tokens in "
+            f"none of {several(len(prompts), 'prompt')} can be asked with "
+            f"{several(answering.max_new_tokens, 'new token')} in "
             f"the target's context of {answering.context(target):,} ({tally.summary()}): "
             + (refusal or "lower --max-new-tokens, or use other prompts")
         )

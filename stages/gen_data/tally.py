@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages.config import several
 from stages.errors import EagleError
 from stages.prompts import Rejected
 
@@ -97,7 +98,9 @@ class Tally:
         if finished and self.rejects <= most * drawn:
             return
         raise EagleError(
-            f"{self.rejects:,} of {drawn:,} rows are no prompts, such as: {'; '.join(self.examples)}. "
+            f"{self.rejects:,} of {several(drawn, 'row')} "
+            f"{'is no prompt' if self.rejects == 1 else 'are no prompts'}, such as: "
+            f"{'; '.join(self.examples)}. "
             f"{advice}"
         )
 

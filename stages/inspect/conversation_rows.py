@@ -46,7 +46,8 @@ def conversation_rows(
     """The rows, and whose tokenizer gave their text or why there is none.
 
     Raises:
-        EagleError: there are no such rows, a shard cannot be read, or `target` has no tokenizer.
+        EagleError: there are no such rows, a shard cannot be read, or `target` has no tokenizer or another
+            one than that which made the ids.
     """
     chosen = _chosen(place, selection)
     if not chosen:
@@ -100,11 +101,14 @@ def _tokenizer(place: Place, target: str | None) -> tuple[Any, str]:
     if name is None:
         return None, "the artifact names no target: --target gives one whose tokenizer decodes the ids"
     try:
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name, made_for.tokenizer if made_for else None)
+        if made_for is not None and tokenizer_digest(tokenizer) != made_for.tokenizer:
+            asked = "--target " if target else ""
+            raise EagleError(
+                f"{asked}{name} has another tokenizer than {made_for.name}, for which {place.uri} was made"
+            )
     except EagleError as error:
         if target is not None:
             raise
         return None, f"no text of the token ids, only the messages: {error}; --target can name another place"
-    if made_for is not None and tokenizer_digest(tokenizer) != made_for.tokenizer:
-        return tokenizer, f"text by the tokenizer of {name}, which is not the one that made these ids"
     return tokenizer, f"text by the tokenizer of {name}"

@@ -23,11 +23,6 @@ def size(count: float) -> str:
     return f"{count:,.0f} {_UNITS[0]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
-def several(count: int, noun: str) -> str:
-    """`1 shard`, `1,800 rows`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def digest(sha256: str) -> str:
     return sha256[:HASH_SHOWN]
 

@@ -6,7 +6,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from stages.artifacts import Kind
-from stages.inspect.figures import digest, several
+from stages.config import several
+from stages.inspect.figures import digest
 from stages.inspect.lineage import Ancestor
 from stages.inspect.result import InspectResult
 from stages.inspect.sources import Source

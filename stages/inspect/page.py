@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.artifacts import STAGE_OF_KIND, Shard
-from stages.inspect.figures import count, digest, flat, setting, several, size, when
+from stages.config import several
+from stages.inspect.figures import count, digest, flat, setting, size, when
 from stages.inspect.lineage_tree import lineage_tree
 from stages.inspect.result import InspectResult
 from stages.inspect.rows_page import rows_page

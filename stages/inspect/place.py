@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stages.artifacts import Artifact, Manifest, Shard, Unfinished, join, part_name, unfinished
+from stages.artifacts.artifact import no_artifact
 from stages.artifacts.folder import Folder, at_once, open_folder
 from stages.artifacts.manifest import MANIFEST_NAME, parse_manifest
 from stages.artifacts.process import Process
 from stages.artifacts.run_record import RunRecord
-from stages.errors import EagleError
 
 State = Literal["complete", "unfinished", "parts"]
 
@@ -68,7 +68,7 @@ def look(uri: str) -> Place:
     """
     place = find(uri)
     if place is None:
-        raise _nothing(uri)
+        raise no_artifact(open_folder(uri))
     return place
 
 
@@ -118,15 +118,3 @@ def _so_far(run: RunRecord, shards: Iterable[Shard], files: Iterable[Shard]) -> 
         shards=tuple(shards),
         files=tuple(files),
     )
-
-
-def _nothing(uri: str) -> EagleError:
-    names = open_folder(uri).names()
-    if names == [""]:
-        return EagleError(f"{uri} is a file: give the artifact's folder")
-    if not names:
-        return EagleError(f"nothing is at {uri}: check the path")
-    below = sorted(name for name in names if open_folder(join(uri, name)).size(MANIFEST_NAME) is not None)
-    if below:
-        return EagleError(f"{uri} is no artifact but holds some ({', '.join(below)}): give one of them")
-    return EagleError(f"{uri} is not an artifact, it has no {MANIFEST_NAME}: check the path")

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.artifacts import Kind
+from stages.config import several
 from stages.inspect.conversation_rows import ConversationRow
 from stages.inspect.feature_rows import FeatureRow, Norms
-from stages.inspect.figures import several
 from stages.inspect.report_tables import report_tables
 from stages.inspect.result import Rows
 from stages.inspect.sampled_text import Legend, SampledText

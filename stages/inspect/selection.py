@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stages.artifacts import Shard
+from stages.config import several
 from stages.errors import EagleError
 from stages.inspect.config import InspectConfig
 
@@ -44,4 +45,6 @@ class Selection:
             return EagleError(f"{uri} has no row {self.id} among its {rows:,}: check --row")
         if not rows:
             return EagleError(f"{uri} has no rows yet")
-        return EagleError(f"--row-start {self.start:,} is beyond the {rows:,} rows of {uri}: the first is 0")
+        return EagleError(
+            f"--row-start {self.start:,} is beyond the {several(rows, 'row')} of {uri}: the first is 0"
+        )

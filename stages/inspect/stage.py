@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stages.config import several
 from stages.errors import EagleError
 from stages.inspect.bench_report import bench_report
 from stages.inspect.config import InspectConfig
@@ -19,15 +20,18 @@ NAMED = 3
 
 
 def run(config: InspectConfig, report: Reporter) -> InspectResult:
-    """Raises EagleError: no artifact is there, or, with the result, its files are not what they should be."""
+    """Raises EagleError: no artifact is there, or no such rows; or, with the result, its files are not what
+    they should be."""
     place = look(config.uri)
     faults = check_digests(place, report) if config.verify else check_sizes(place)
     selection = Selection.of(config)
-    shown, unreadable = None, None
+    shown = None
     try:
-        shown = None if selection.empty else read_rows(place, selection, config.target)
-    except EagleError as error:
-        unreadable = str(error)
+        if not selection.empty:
+            shown = read_rows(place, selection, config.target)
+    except EagleError:
+        if not faults:  # else they are why, and all of them are shown
+            raise
     checked = Checked(
         digests=config.verify,
         files=len(place.entries),
@@ -35,8 +39,8 @@ def run(config: InspectConfig, report: Reporter) -> InspectResult:
         faults=faults,
     )
     result = describe(place, checked, shown)
-    if faults or unreadable:
-        raise EagleError(_damage(result) if faults else str(unreadable), result=result)
+    if faults:
+        raise EagleError(_damage(result), result=result)
     return result
 
 
@@ -105,7 +109,5 @@ def _damage(result: InspectResult) -> str:
     more = f"; and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     again = f"the eagle {maker(result.kind, result.config)} command that made it again"
     repair = f"run {again}{' with --overwrite' if result.state == 'complete' else ''}"
-    return (
-        f"{len(faults)} of {result.checked.files} files of {result.uri} are not as they were written "
-        f"({named}{more}): {repair}"
-    )
+    files = several(result.checked.files, "file")
+    return f"not as written: {len(faults)} of {files} of {result.uri} ({named}{more}): {repair}"

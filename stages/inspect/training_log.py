@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from stages.config import several
 from stages.errors import EagleError
 from stages.inspect.place import Place
 from stages.inspect.selection import Selection
@@ -29,7 +30,7 @@ def training_log(place: Place, selection: Selection) -> tuple[dict[str, Any], li
             raise selection.nothing(place.uri, len(lines))
         return totals, chosen, f"lines {selection.start} to {selection.start + len(chosen) - 1} of {LOG}"
     chosen = [lines[i] for i in evenly(len(lines), selection.count)]
-    return totals, chosen, f"{len(chosen)} of {len(lines)} lines of {LOG}, evenly spaced"
+    return totals, chosen, f"{len(chosen)} of {several(len(lines), 'line')} of {LOG}, evenly spaced"
 
 
 def evenly(total: int, count: int) -> list[int]:

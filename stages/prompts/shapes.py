@@ -29,6 +29,7 @@ from stages.prompts.text import encodable, is_blank, one_line
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
 TEXT_FIELDS = ("prompt", "question", "instruction", "text", "query")
 PREFERENCE_FIELDS = ("chosen",)
+_READ = ("turns", *MESSAGE_FIELDS, "data", *TEXT_FIELDS, *PREFERENCE_FIELDS)
 SHAPES = (
     "turns, messages, conversations, conversation, data, prompt, question, instruction (+ input or context), "
     "text, query or chosen"
@@ -144,8 +145,24 @@ def _read(row: Mapping[str, Any]) -> Said:
             return read_messages(messages, field)
     if empty:
         return Said("", ())
-    keys = shown_keys(row)
-    raise NoPromptError("no_prompt_field", f"is no prompt, its keys are: {keys}; eagle reads {SHAPES}")
+    found = ", ".join(f"{field} holds {_what(row[field])}" for field in _READ if field in row)
+    about = f"its {found}" if found else f"its keys are: {shown_keys(row)}"
+    raise NoPromptError("no_prompt_field", f"is no prompt, {about}; eagle reads {SHAPES}")
+
+
+def _what(value: Any) -> str:
+    """What stands where a text or messages should, in the words of JSON."""
+    if value is None:
+        return "null"
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        bytes: "bytes",
+        list: "a list",
+        str: "text",
+    }
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "an object")
 
 
 def _read_field(row: Mapping[str, Any], field: str) -> Said:

@@ -13,7 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stages.serve.api_error import ApiError
 
-GUARDED = "/v1/"
+Refused = Callable[[ApiError, Scope], JSONResponse]
+"""Told of a request that is refused; makes the answer."""
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
 HOLDER = "eagle.key"
 
 
@@ -26,11 +29,15 @@ def client_of(scope: Scope) -> str:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:  # how a socket of both kinds spells an address of IPv4
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 class ApiKey:
-    """Refuses requests below `/v1` that do not bring a key as their bearer token.
+    """Refuses requests of the API that do not bring a key as their bearer token.
 
     Where there are several keys, they tell clients apart.
 
@@ -38,9 +45,7 @@ class ApiKey:
         refused: told of each that is refused.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], JSONResponse]
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Refused) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._refused = refused
@@ -56,7 +61,7 @@ class ApiKey:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
-            response = self._refused(error)
+            response = self._refused(error, scope)
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
@@ -74,7 +79,7 @@ class ApiKey:
 class BodyLimit:
     """Refuses bodies of more than `limit` bytes, by what they announce and by what comes."""
 
-    def __init__(self, app: ASGIApp, limit: int, refused: Callable[[ApiError], JSONResponse]) -> None:
+    def __init__(self, app: ASGIApp, limit: int, refused: Refused) -> None:
         self._app = app
         self._limit = limit
         self._refused = refused
@@ -85,7 +90,7 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limit:
-            await self._refused(self.error(self._limit))(scope, receive, send)
+            await self._refused(self.error(self._limit), scope)(scope, receive, send)
             return
         taken = 0
 

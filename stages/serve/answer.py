@@ -21,6 +21,7 @@ class Answer:
         end_ids: ids that end the answer and are no part of its text.
         max_tokens: ids after which it ends in any case.
         stops: strings that end the answer and are no part of its text.
+        with_stop: what ends the answer is part of its text after all, if it is text.
         eos_ids: those of the target, which are no reason worth naming; all that end an answer by default.
         reader: takes the calls of tools out of the text.
         markers: special tokens that have a text for the reader.
@@ -38,12 +39,14 @@ class Answer:
         end_ids: Collection[int],
         max_tokens: int,
         stops: Sequence[str] = (),
+        with_stop: bool = False,
         eos_ids: Collection[int] | None = None,
         reader: ToolCallReader | None = None,
         markers: Mapping[int, str] | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, shown=with_stop)
+        self._with_stop = with_stop
         self._end_ids = end_ids
         self._eos_ids = end_ids if eos_ids is None else eos_ids
         self._max_tokens = max_tokens
@@ -79,7 +82,8 @@ class Answer:
         self.token_ids.append(token_id)
         if token_id in self._end_ids:
             self.stop_reason = None if token_id in self._eos_ids else token_id
-            return self._finish("stop")
+            last = self._read(self._stops.push(self._detokenizer.push(token_id))) if self._with_stop else ""
+            return last + self._finish("stop")
         if marker := self._markers.get(token_id):
             raw = self._detokenizer.flush() + marker
         else:

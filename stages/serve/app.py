@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from stages import __version__
 from stages.serve.access import ApiKey, BodyLimit, client_of
@@ -23,16 +25,28 @@ from stages.serve.grammar import Grammars
 from stages.serve.metrics import Metrics
 from stages.serve.openapi import describe
 from stages.serve.page import page_routes
-from stages.serve.questions import questions_of
+from stages.serve.questions import compile_grammar, questions_of
 from stages.serve.rate_limit import RateLimit
 from stages.serve.reply import EventStream, Reply
 from stages.serve.request import ChatRequest, CompletionRequest
+from stages.serve.request_id import HEADER, RequestId, request_id
 from stages.serve.request_log import LogFormat, RequestLog
 from stages.serve.response import ChatCompletion, Health, Model, ModelList, TextCompletion, Version
 from stages.serve.served_model import ServedModel
+from stages.serve.tokenization import (
+    DetokenizeBody,
+    Detokenized,
+    TokenBody,
+    TokenizeBody,
+    Tokenized,
+    detokenized,
+    tokenized,
+)
 from stages.serve.wire import ChatWire, TextWire
 
 NOT_JSON = ApiError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
+B = TypeVar("B", bound=TokenBody)
+T = TypeVar("T")
 ANSWERING = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -69,6 +83,7 @@ def create_app(
     app = FastAPI(title="eagle", version=__version__, docs_url=None, redoc_url=None)
     # One prompt at a time: a tokenizer is not safe to share, and the event loop must not wait for a long one.
     tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+    compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")  # which may take longer still
     requests = RequestLog(log, log_format)
     metrics = Metrics(engine)
     grammars = Grammars(model.target)
@@ -104,58 +119,76 @@ def create_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await answer(body, request)
 
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Tokenized:
+        return await off_the_loop(tokenized, body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Detokenized:
+        return await off_the_loop(detokenized, body)
+
+    async def off_the_loop(make: Callable[[ServedModel, B], T], body: B) -> T:
+        body.refuse_extra("")
+        model.require_name(body.model)
+        return await asyncio.get_running_loop().run_in_executor(tokenizing, make, model, body)
+
     async def answer(body: ChatRequest | CompletionRequest, request: Request) -> Response:
         body.refuse_unsupported()
         model.require_name(body.model)
-        questions = await asyncio.get_running_loop().run_in_executor(
+        loop = asyncio.get_running_loop()
+        if body.constrained:
+            await loop.run_in_executor(tokenizing, grammars.load)
+            await loop.run_in_executor(compiling, compile_grammar, model, grammars, body)
+        questions = await loop.run_in_executor(
             tokenizing, questions_of, model, grammars, body, engine.max_queue
         )
         completion = Completion.submit(engine, questions, body.choices, metrics, client_of(request.scope))
         kind = ChatWire if isinstance(body, ChatRequest) else TextWire
         ids, steps = bool(body.return_token_ids), bool(body.return_speculation)
         texts = None if body.told_tokens is None else model.token_texts
-        reply = Reply(kind(model.name, completion, ids, steps, texts), completion, requests, metrics)
+        wire = kind(model.name, completion, ids, steps, texts)
+        reply = Reply(wire, completion, requests, metrics, request_id(request.scope))
         if not body.stream:
             return await reply.whole(request)
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(reply, include_usage=usage, every_id=ids or steps or texts is not None)
+        return EventStream(reply, usage=body.usage_shown, every_id=ids or steps or texts is not None)
 
     app.include_router(page_routes())
     describe(app, keys=bool(access.api_keys))
 
-    def refused(error: ApiError, path: str = "") -> JSONResponse:
-        requests.refused(error)
-        if path in ANSWERING:
+    def refused(error: ApiError, scope: Scope) -> JSONResponse:
+        requests.refused(error, request_id(scope))
+        if scope["path"] in ANSWERING:
             metrics.refused()
         return JSONResponse(error.body(), error.status, error.headers())
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
-        return refused(error, request.url.path)
+        return refused(error, request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return refused(_validation_error(error), request.url.path)
+        return refused(_validation_error(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        path = request.url.path
         if error.status_code == 400:  # FastAPI's word for a body whose bytes are not even text
-            response = refused(NOT_JSON, path)
+            response = refused(NOT_JSON, request.scope)
         elif error.status_code == 413:
-            response = refused(BodyLimit.error(access.max_body), path)
+            response = refused(BodyLimit.error(access.max_body), request.scope)
         else:
-            response = refused(ApiError(error.status_code, f"{error.detail}: {request.method} {path}"), path)
+            what = f"{error.detail}: {request.method} {request.url.path}"
+            response = refused(ApiError(error.status_code, what), request.scope)
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        return refused(
-            ApiError(500, "the server failed; its log says why", kind="server_error"), request.url.path
-        )
+        failure = ApiError(500, "the server failed; its log says why", kind="server_error")
+        response = refused(failure, request.scope)
+        response.headers[HEADER] = request_id(request.scope)  # which this answer passes by
+        return response
 
-    # The last one added is the outermost: a browser asks for leave before it sends a key.
+    # The last one added is the outermost: every request has a name, and a browser asks before it sends a key.
     app.add_middleware(BodyLimit, limit=access.max_body, refused=refused)
     if access.rate_limit is not None:
         app.add_middleware(RateLimit, limit=access.rate_limit, refused=refused)
@@ -166,8 +199,10 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(access.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # clients for browsers send some of their own
+            expose_headers=[HEADER, "Retry-After"],
         )
+    app.add_middleware(RequestId)
     return app
 
 

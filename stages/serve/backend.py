@@ -32,8 +32,16 @@ CHAIN = 3
 
 # Flags without a counterpart there.
 _LACKS = {
-    "vllm": ("device", "log_format", "max_body", "overlap", "rate_limit"),
-    "sglang": ("cors_origin", "kv_memory", "log_format", "max_body", "overlap", "rate_limit"),
+    "vllm": ("device", "forwarded_allow_ips", "log_format", "max_body", "overlap", "rate_limit"),
+    "sglang": (
+        "cors_origin",
+        "forwarded_allow_ips",
+        "kv_memory",
+        "log_format",
+        "max_body",
+        "overlap",
+        "rate_limit",
+    ),
 }
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 _PARSERS: dict[str, dict[Kind, str]] = {

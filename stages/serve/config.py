@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -30,7 +31,7 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
             "log_format",
         ),
         "Engine": ("backend", "backend_args", "print_command"),
-        "Access": ("api_key", "rate_limit", "max_body", "cors_origin"),
+        "Access": ("api_key", "rate_limit", "max_body", "cors_origin", "forwarded_allow_ips"),
     }
 
     target: str = Field(
@@ -103,6 +104,11 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
         description="Origin of web pages that may read the answers, such as https://example.com; may be "
         "given several times, * is any.",
     )
+    forwarded_allow_ips: tuple[str, ...] = Field(
+        default=(),
+        description="Address or network of a proxy whose X-Forwarded-For tells who asks; may be given "
+        "several times. Without one the header is not read, so that nobody passes for another.",
+    )
     backend: Literal["eagle", "vllm", "sglang"] = Field(
         default="eagle",
         description="Engine that serves. vllm and sglang are started with the options that stand for these "
@@ -127,6 +133,19 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
             flag = "--backend-args" if self.backend_args else "--print-command"
             raise ValueError(f"{flag} goes with --backend vllm or sglang")
         return self
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _networks(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        found = []
+        for each in given:
+            try:
+                found.append(str(ipaddress.ip_network(each.strip(), strict=False)))
+            except ValueError:
+                raise ValueError(
+                    f"{each!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8"
+                ) from None
+        return tuple(found)
 
     @field_validator("api_key")
     @classmethod

@@ -7,9 +7,11 @@ two paths share and on from there.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -19,26 +21,49 @@ from llguidance.hf import from_tokenizer
 from torch import Tensor
 
 from stages.serve.api_error import ApiError
+from stages.serve.schema_trial import needs_trial, within_limits
 from stages.serve.tool import Tool
 from stages.serve.tool_form import ToolForm
 from stages.serve.tool_grammar import ONE_LINE, calls_grammar
 from stages.targets import Target
 
 KEPT = 32
+KEPT_TRIALS = 1024
 REMEMBERED = 32
 REASON_SHOWN = 200
 # llguidance writes a counted list out, item by item, before it looks at its limits: seconds and gigabytes.
 COUNTS = ("minItems", "maxItems")
 MAX_COUNTED = 20_000
+BUSY_S = 5
 
 
 class Grammars:
-    """Compiles grammars for one target's tokenizer. Used by one thread at a time."""
+    """Compiles grammars for one target's tokenizer, and keeps those of late.
+
+    What has been compiled on one thread can be asked for on another.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._tokenizer: LLTokenizer | None = None
         self._compiled = lru_cache(KEPT)(self._compile)
+        self._tried: OrderedDict[bytes, bool] = OrderedDict()  # by digest: schemas may be long
+
+    def load(self) -> LLTokenizer:
+        """The target's tokenizer, read once; where nobody else is using it.
+
+        Raises:
+            ApiError: it is none that grammars can be followed with.
+        """
+        if self._tokenizer is None:
+            tokenizer = self._target.tokenizer
+            size = max(self._target.vocab_size, len(tokenizer))
+            try:
+                self._tokenizer = from_tokenizer(tokenizer, size, sorted(self._target.eos_ids))
+            except ValueError as error:
+                reason = f"the tokenizer of {self._target.name} cannot be used ({error})"
+                raise _refused(reason, "response_format") from None
+        return self._tokenizer
 
     def mask(self, schema: dict[str, Any]) -> GrammarMask:
         """A mask that starts with no output.
@@ -46,7 +71,7 @@ class Grammars:
         Raises:
             ApiError: the schema is none, or uses what is not supported.
         """
-        _refuse_large([schema], "response_format")
+        self._try([schema], "response_format")
         # On one line, as json.dumps writes: where spaces are free, a model may write them for ever.
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=ONE_LINE)
@@ -64,7 +89,7 @@ class Grammars:
         Raises:
             ApiError: the schema of a tool is none, or uses what is not supported.
         """
-        _refuse_large([tool.function.schema_of_arguments for tool in tools], "tools")
+        self._try([tool.function.schema_of_arguments for tool in tools], "tools")
         grammar = calls_grammar(form, tools, self._target.tokenizer, must=must, one=one)
         return self._mask(grammar, "tools")
 
@@ -72,16 +97,25 @@ class Grammars:
         matcher = self._compiled(grammar, param)
         return GrammarMask(matcher.deep_copy(), self._target.vocab_size, self._target.eos_ids)
 
-    def _compile(self, grammar: str, param: str) -> LLMatcher:
-        if self._tokenizer is None:
-            tokenizer = self._target.tokenizer
-            size = max(self._target.vocab_size, len(tokenizer))
+    def _try(self, schemas: Sequence[Any], param: str) -> None:
+        _refuse_large(schemas, param)
+        if not needs_trial(schemas):
+            return
+        text = json.dumps(schemas)
+        digest = sha256(text.encode()).digest()
+        passed = self._tried.get(digest)
+        if passed is None:
             try:
-                self._tokenizer = from_tokenizer(tokenizer, size, sorted(self._target.eos_ids))
-            except ValueError as error:
-                reason = f"the tokenizer of {self._target.name} cannot be used ({error})"
-                raise _refused(reason, param) from None
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+                passed = self._tried[digest] = within_limits(text)
+            except (OSError, subprocess.TimeoutExpired):
+                raise _busy() from None
+            if len(self._tried) > KEPT_TRIALS:
+                self._tried.popitem(last=False)
+        if not passed:
+            raise _refused("it takes too long, or too much memory; make it simpler", param)
+
+    def _compile(self, grammar: str, param: str) -> LLMatcher:
+        matcher = LLMatcher(self.load(), grammar, log_level=0)
         if matcher.is_error():
             raise _refused(matcher.get_error(), param)
         return matcher
@@ -106,6 +140,11 @@ def _refuse_large(schemas: Sequence[Any], param: str) -> None:
 def _refused(reason: str, param: str) -> ApiError:
     message = f"the schema cannot be followed: {' '.join(reason.split())[:REASON_SHOWN]}"
     return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _busy() -> ApiError:
+    message = f"the server has no time to compile this schema now; try again in {BUSY_S} s"
+    return ApiError(503, message, kind="server_error", code="server_busy", retry_after=BUSY_S)
 
 
 class GrammarMask:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from stages.serve.request_part import Encodable, RequestPart, UnicodeText, invalid
+from stages.serve.request_part import Encodable, RequestPart, UnicodeText, all_encodable, invalid
 
 
 class TextPart(RequestPart):
@@ -35,6 +35,7 @@ def _arguments_object(text: str) -> str:
         found = None
     if not isinstance(found, dict):
         raise ValueError("not the text of a JSON object")
+    all_encodable(found)
     return text or "{}"
 
 

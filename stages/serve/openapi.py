@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from stages.serve.access import GUARDED
 from stages.serve.request import NO_EFFECT, AnswerRequest, ChatRequest, CompletionRequest
 
 ERRORS = {
@@ -20,7 +21,7 @@ ERRORS = {
     413: "The body is too long",
     429: "Too many requests, of all clients or of this one; Retry-After says when to come back",
     500: "The server failed",
-    503: "The server is stopping",
+    503: "The server is stopping, or too busy for this schema",
 }
 UNREAD = (400, 413)  # of requests with a body alone
 REQUESTS: tuple[type[AnswerRequest], ...] = (ChatRequest, CompletionRequest)
@@ -46,7 +47,7 @@ def describe(app: FastAPI, *, keys: bool) -> None:
     """Has `/openapi.json` of an application whose routes are all made say the whole truth.
 
     Args:
-        keys: whether requests below `/v1` need one.
+        keys: whether requests of the API need one.
     """
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = described["components"]["schemas"]
@@ -64,8 +65,10 @@ def describe(app: FastAPI, *, keys: bool) -> None:
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
-            if path.startswith("/v1/"):
+            if path.startswith(GUARDED):
                 _add_errors(operation, method == "post", keys)
+            if path.startswith("/v1/") and method == "post":
+                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     if keys:
         described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     app.openapi = lambda: described  # type: ignore[method-assign]
@@ -85,7 +88,5 @@ def _add_errors(operation: dict[str, Any], with_body: bool, keys: bool) -> None:
     for status, description in ERRORS.items():
         if (status != 401 or keys) and (with_body or status not in UNREAD):
             responses[str(status)] = {"description": description, "content": {"application/json": body}}
-    if with_body:
-        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     if keys:
         operation["security"] = [{"key": []}]

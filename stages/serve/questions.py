@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from stages.errors import EagleError
 from stages.serve.answer import Answer
 from stages.serve.api_error import ApiError
 from stages.serve.completion import Question
 from stages.serve.grammar import GrammarMask, Grammars
-from stages.serve.message import for_template
+from stages.serve.prompt_ids import chat_ids, text_ids
 from stages.serve.request import ChatRequest, CompletionRequest
 from stages.serve.served_model import ServedModel
 from stages.serve.tool_calls import ToolCallReader
-from stages.serve.tool_form import ToolForm, describe_tools
+from stages.serve.tool_form import ToolForm
 
 
 def questions_of(
@@ -24,10 +23,10 @@ def questions_of(
     """
     if isinstance(body, ChatRequest):
         param, form = "messages", _form(model, body)
-        prompts = [_render(model, body, form)]
+        prompts = [chat_ids(model, body, body.shown_tools)]
     else:
         param, form = "prompt", None
-        prompts = _encode(model, body)
+        prompts = [text_ids(model, prompt) for prompt in body.prompts]
     seed = model.seed(body)
     questions: list[Question] = []
     for prompt_ids in prompts:
@@ -49,10 +48,20 @@ def questions_of(
                 stops=body.stops,
                 eos_ids=model.target.eos_ids,
                 reader=_reader(body, form),
+                with_stop=bool(body.include_stop_str_in_output),
                 markers={} if form is None else model.special_tokens(form.markers),
             )
             questions.append(Question(prompt_ids, params, text, drafts=body.speculative is not False))
     return questions
+
+
+def compile_grammar(model: ServedModel, grammars: Grammars, body: ChatRequest | CompletionRequest) -> None:
+    """Has the grammar of a request at hand: a hard one takes seconds.
+
+    Raises:
+        ApiError: it cannot be followed, or this model does not make calls by itself.
+    """
+    _mask(grammars, body, _form(model, body) if isinstance(body, ChatRequest) else None)
 
 
 def _form(model: ServedModel, request: ChatRequest) -> ToolForm | None:
@@ -78,7 +87,7 @@ def _mask(
 ) -> GrammarMask | None:
     if form is not None and isinstance(body, ChatRequest):
         tools = body.callable_tools
-        if body.must_call or any(tool.function.strict for tool in tools):
+        if body.follows_schemas:
             return grammars.calls(form, tools, must=body.must_call, one=body.one_call)
     return None if body.json_schema is None else grammars.mask(body.json_schema)
 
@@ -88,33 +97,3 @@ def _reader(body: ChatRequest | CompletionRequest, form: ToolForm | None) -> Too
         return None
     names = [tool.function.name for tool in body.callable_tools]
     return ToolCallReader(form, names, one=body.one_call, only=body.must_call)
-
-
-def _render(model: ServedModel, request: ChatRequest, form: ToolForm | None) -> list[int]:
-    """Token ids of a request's messages, the start of the answer included."""
-    messages = for_template(request.messages)
-    tools = [tool.for_template() for tool in request.shown_tools]
-    asks_for_tools = form is not None or any("tool_calls" in m or m["role"] == "tool" for m in messages)
-    if asks_for_tools and not model.tool_form.described:
-        messages, tools = describe_tools(messages, tools), []
-    try:
-        prompt_ids = model.target.render(messages, tools=tools)
-    except EagleError as error:
-        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
-    if not prompt_ids:
-        message = "the messages have no tokens; add some text"
-        raise ApiError(400, message, param="messages", code="invalid_value")
-    return prompt_ids
-
-
-def _encode(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
-    """Token ids of a request's prompts: text with what belongs at its start, ids as they are."""
-    found = []
-    for prompt in request.prompts:
-        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
-            message = "prompt has no tokens; add some text"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        model.require_ids(ids)
-        found.append(ids)
-    return found

@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stages.serve.access import GUARDED, client_of
+from stages.serve.access import GUARDED, Refused, client_of
 from stages.serve.api_error import ApiError
 
 WINDOW_S = 60.0
@@ -45,13 +44,9 @@ class RequestRate:
 
 
 class RateLimit:
-    """Refuses what a client posts below `/v1` beyond its rate, before the body is read.
+    """Refuses what a client posts to the API beyond its rate, before the body is read."""
 
-    Args:
-        refused: told of each, with its path.
-    """
-
-    def __init__(self, app: ASGIApp, limit: int, refused: Callable[[ApiError, str], JSONResponse]) -> None:
+    def __init__(self, app: ASGIApp, limit: int, refused: Refused) -> None:
         self._app = app
         self._limit = limit
         self._rate = RequestRate(limit)
@@ -68,6 +63,6 @@ class RateLimit:
                     code="rate_limit_exceeded",
                     retry_after=wait,
                 )
-                await self._refused(error, scope["path"])(scope, receive, send)
+                await self._refused(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 from stages.serve.api_error import ApiError
 from stages.serve.completion import Completion
 from stages.serve.metrics import Metrics
+from stages.serve.request import UsageShown
 from stages.serve.request_log import RequestLog, RequestRecord
+from stages.serve.response import ChatCompletionChunk, TextCompletion
 from stages.serve.wire import Wire
 
 CLIENT_GONE = 499
@@ -24,13 +26,17 @@ class Reply:
 
     Args:
         log: gets one line when the reply is closed.
+        request_id: of the request, for the log.
     """
 
-    def __init__(self, wire: Wire, completion: Completion, log: RequestLog, metrics: Metrics) -> None:
+    def __init__(
+        self, wire: Wire, completion: Completion, log: RequestLog, metrics: Metrics, request_id: str
+    ) -> None:
         self._wire = wire
         self._completion = completion
         self._log = log
         self._metrics = metrics
+        self._request_id = request_id
         self._outcome = self._kind = "cancelled"
 
     async def whole(self, request: Request) -> Response:
@@ -50,10 +56,11 @@ class Reply:
             gone.cancel()
             self.close()
 
-    async def events(self, *, include_usage: bool, every_id: bool) -> AsyncIterator[str]:
+    async def events(self, *, usage: UsageShown, every_id: bool) -> AsyncIterator[str]:
         """The answers as server-sent events. An error is an event too, since the status has been sent.
 
         Args:
+            usage: in which events the tokens so far are told.
             every_id: ids are shown, so that those without text have an event too.
         """
         begun: set[int] = set()
@@ -64,21 +71,27 @@ class Reply:
                 ended = choice.answer.finish_reason is not None
                 if piece.text or piece.calls or (every_id and piece.token_ids) or (first and ended):
                     begun.add(choice.index)
-                    yield _event(self._wire.piece(piece, first).model_dump_json())
+                    yield self._part(self._wire.piece(piece, first), usage)
                 if ended:
-                    yield _event(self._wire.end(choice).model_dump_json())
+                    yield self._part(self._wire.end(choice), usage)
             self._complete()
-            if include_usage:
+            if usage != "never":
                 yield _event(self._wire.usage(self._completion.usage).model_dump_json())
         except ApiError as error:
             self._failed(error)
             yield _event(json.dumps(error.body()))
         yield _event("[DONE]")
 
+    def _part(self, body: ChatCompletionChunk | TextCompletion, usage: UsageShown) -> str:
+        """An event, with the usage so far where all have it."""
+        if usage == "always":
+            body.usage = self._completion.usage
+        return _event(body.model_dump_json())
+
     def close(self) -> None:
         """Ends the reply, complete or not: the engine is free of it, and log and metrics have it."""
         self._completion.cancel()
-        self._log.ended(RequestRecord.of(self._wire.id, self._outcome, self._completion))
+        self._log.ended(RequestRecord.of(self._wire.id, self._request_id, self._outcome, self._completion))
         self._metrics.ended(self._kind, self._completion.seconds)
 
     async def _texts(self) -> list[str]:
@@ -102,15 +115,15 @@ class Reply:
         self._outcome = error.code or error.kind
         self._kind = "stopped" if error.status == 503 else "failed"
         if error.__cause__ is not None:
-            self._log.failed(error.__cause__)
+            self._log.failed(error.__cause__, self._request_id)
 
 
 class EventStream(StreamingResponse):
     """A reply as a stream; closes it when the stream ends, be it by the client leaving before the start."""
 
-    def __init__(self, reply: Reply, *, include_usage: bool, every_id: bool) -> None:
+    def __init__(self, reply: Reply, *, usage: UsageShown, every_id: bool) -> None:
         super().__init__(
-            reply.events(include_usage=include_usage, every_id=every_id),
+            reply.events(usage=usage, every_id=every_id),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )

@@ -12,9 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from stages.serve.message import ChatMessage
-from stages.serve.request_part import Encodable, RequestPart, UnicodeText, Whole, invalid, refuse
-from stages.serve.tool import MAX_TOOLS, NamedTool, Tool, ToolChoice
+from stages.serve.chat_prompt import ChatPrompt
+from stages.serve.request_part import (
+    Encodable,
+    JsonObject,
+    RequestPart,
+    UnicodeText,
+    Whole,
+    invalid,
+    refuse,
+)
+from stages.serve.tool import NamedTool, Tool, ToolChoice
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -38,7 +46,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "min_tokens": (0,),
     "priority": (0,),
@@ -50,11 +57,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -70,6 +74,9 @@ TEXT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
+
+
+UsageShown = Literal["never", "last", "always"]
 
 
 def _stop_tag(stop: Any) -> str:
@@ -110,6 +117,7 @@ class StreamOptions(RequestPart):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(RequestPart):
@@ -118,7 +126,7 @@ class JsonSchema(RequestPart):
     name: UnicodeText | None = None
     description: UnicodeText | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class ResponseFormat(RequestPart):
@@ -149,6 +157,7 @@ class AnswerRequest(RequestPart):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), Whole] | None = None
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
@@ -173,6 +182,14 @@ class AnswerRequest(RequestPart):
         return self.max_tokens
 
     @property
+    def usage_shown(self) -> UsageShown:
+        """Which events of a stream tell of the tokens so far."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return "never"
+        return "always" if options.continuous_usage_stats else "last"
+
+    @property
     @abstractmethod
     def told_tokens(self) -> int | None:
         """How many of the most probable tokens are told with each of the answer; None for nothing."""
@@ -188,6 +205,11 @@ class AnswerRequest(RequestPart):
         assert form.json_schema is not None, "see refuse_unsupported"
         return form.json_schema.schema_
 
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar rules out some of the answers."""
+        return self.json_schema is not None
+
     def refuse_unsupported(self) -> None:
         """Refuses what would otherwise be ignored.
 
@@ -202,6 +224,9 @@ class AnswerRequest(RequestPart):
             self.stream_options.refuse_extra("stream_options.")
             if not self.stream:
                 raise invalid("stream_options", "stream_options needs stream to be true")
+            if self.stream_options.continuous_usage_stats and not self.stream_options.include_usage:
+                message = "stream_options.continuous_usage_stats needs include_usage to be true"
+                raise invalid("stream_options", message)
         form = self.response_format
         if form is not None:
             form.refuse_extra("response_format.")
@@ -219,16 +244,14 @@ class AnswerRequest(RequestPart):
                 refuse(name, value, self.neutral.get(name))
 
 
-class ChatRequest(AnswerRequest):
+class ChatRequest(AnswerRequest, ChatPrompt):
     """Body of `POST /v1/chat/completions`."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL | CHAT_NEUTRAL
 
-    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -251,6 +274,15 @@ class ChatRequest(AnswerRequest):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
+    def follows_schemas(self) -> bool:
+        """Whether calls must follow the schemas of their functions."""
+        return self.must_call or any(tool.function.strict for tool in self.callable_tools)
+
+    @property
+    def constrained(self) -> bool:
+        return super().constrained or self.follows_schemas
+
+    @property
     def one_call(self) -> bool:
         """Whether the answer ends with its first call."""
         return self.parallel_tool_calls is False or isinstance(self.tool_choice, NamedTool)
@@ -266,8 +298,7 @@ class ChatRequest(AnswerRequest):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        for i, turn in enumerate(self.messages):
-            turn.refuse_unsupported(f"messages[{i}]")
+        self.refuse_prompt()
         self._refuse_tools()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
@@ -280,15 +311,10 @@ class ChatRequest(AnswerRequest):
 
     def _refuse_tools(self) -> None:
         tools = self.tools or []
-        for i, tool in enumerate(tools):
-            tool.refuse_unsupported(f"tools[{i}]")
-        names = [tool.function.name for tool in tools]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise invalid("tools", f"tools has {twice} more than once; give each function its own name")
         if isinstance(self.tool_choice, NamedTool):
             self.tool_choice.refuse_extra("tool_choice.")
             self.tool_choice.function.refuse_extra("tool_choice.function.")
-            if self.tool_choice.function.name not in names:
+            if self.tool_choice.function.name not in [tool.function.name for tool in tools]:
                 name = self.tool_choice.function.name
                 raise invalid("tool_choice", f"tool_choice names {name}, which is no tool; add it")
         if self.must_call and not tools:
@@ -296,8 +322,9 @@ class ChatRequest(AnswerRequest):
         if self.shown_tools and self.json_schema is not None:
             message = "response_format cannot go with tools that may be called; use tool_choice none"
             raise invalid("response_format", message)
-        if self.must_call and self.ignore_eos:
-            raise invalid("ignore_eos", "ignore_eos cannot go with a call that must be; leave one out")
+        if self.ignore_eos and self.follows_schemas:
+            message = "ignore_eos cannot go with calls that must be, or must follow a schema; leave one out"
+            raise invalid("ignore_eos", message)
 
 
 class CompletionRequest(AnswerRequest):

@@ -14,18 +14,19 @@ from stages.serve.api_error import ApiError
 from stages.serve.completion import Completion
 
 LogFormat = Literal["text", "json"]
-ID_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class RequestRecord:
     """What became of a request that the engine took.
 
+    id: of the reply; `request_id` is the one that the client gave, or else got.
     outcome: why its answers ended, or what kept them from ending.
     ttft_s, tpot_s: seconds to the first token, and of each after it; None without.
     """
 
     id: str
+    request_id: str
     outcome: str
     answers: int
     prompt_tokens: int
@@ -39,13 +40,14 @@ class RequestRecord:
     accepted_per_step: float | None
 
     @classmethod
-    def of(cls, reply_id: str, outcome: str, completion: Completion) -> RequestRecord:
+    def of(cls, reply_id: str, request_id: str, outcome: str, completion: Completion) -> RequestRecord:
         usage = completion.usage
         spec = usage.speculation
         first = [c.ttft_s for c in completion.choices if c.ttft_s is not None]
         each = [c.tpot_s for c in completion.choices if c.tpot_s is not None]
         return cls(
             id=reply_id,
+            request_id=request_id,
             outcome=outcome,
             answers=len(completion.choices),
             prompt_tokens=usage.prompt_tokens,
@@ -70,7 +72,7 @@ class RequestRecord:
             parts.append(f"TPOT {self.tpot_s * 1000:.1f} ms ({1 / self.tpot_s:.1f} tok/s)")
         if self.drafted:
             parts.append(f"{self.accepted_per_step:.2f} accepted/step")
-        return f"{self.id[-ID_SHOWN:]} {self.outcome}: {', '.join(parts)}"
+        return f"{self.request_id} {self.outcome}: {', '.join(parts)}"
 
 
 class RequestLog:
@@ -88,17 +90,21 @@ class RequestLog:
         """A request that the engine took has ended."""
         self._line(asdict(record), record.text())
 
-    def refused(self, error: ApiError) -> None:
+    def refused(self, error: ApiError, request_id: str) -> None:
         """A request was answered by an error before the engine took it."""
         code = error.code or error.kind
         self._line(
-            {"outcome": "refused", "status": error.status, "code": code}, f"refused: {error.status} {code}"
+            {"request_id": request_id, "outcome": "refused", "status": error.status, "code": code},
+            f"{request_id} refused: {error.status} {code}",
         )
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, request_id: str) -> None:
         """Shows where the server itself went wrong."""
         trace = "".join(traceback.format_exception(error)).rstrip()
-        self._line({"outcome": "error", "traceback": trace}, trace)
+        self._line(
+            {"request_id": request_id, "outcome": "error", "traceback": trace},
+            f"{request_id} error: {trace}",
+        )
 
     def _line(self, fields: dict[str, Any], text: str) -> None:
         if self._json:

@@ -41,6 +41,25 @@ Encodable = AfterValidator(_encodable)
 UnicodeText = Annotated[str, Encodable]
 
 
+def all_encodable(value: dict[str, Any]) -> dict[str, Any]:
+    """The value, which JSON made. Raises ValueError for a key or text in it that is no text."""
+    left: list[Any] = [value]
+    while left:  # not by recursion: JSON may be as deep as the stack
+        each = left.pop()
+        if isinstance(each, str):
+            _encodable(each)
+        elif isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(all_encodable)]
+"""An object of any content, whose keys and texts are text."""
+
+
 def _whole(value: Any) -> Any:
     """JSON knows one kind of number: 60.0 is 60, and some languages write it so."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

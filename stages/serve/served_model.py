@@ -17,6 +17,7 @@ from stages.serve.response import Model
 from stages.serve.token_text import TokenTexts
 from stages.serve.tool_form import ToolForm, tool_form
 from stages.targets import Target
+from stages.targets.chat_template import template_variables
 
 SEED_BITS = 53  # what a JSON number holds exactly in every language
 
@@ -97,16 +98,21 @@ class ServedModel:
             message = f"the model {shown(name)} does not exist; this server has {shown(self.name)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, with what the tokenizer puts at a text's start."""
-        return self.target.tokenizer(text, verbose=False)["input_ids"]
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What a request may tell the chat template besides messages and tools."""
+        return template_variables(self.target)
 
-    def require_ids(self, prompt_ids: list[int]) -> None:
-        """Raises ApiError (400) for a prompt of token ids that the target lacks."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of plain text, with what the tokenizer puts at a text's start unless not `special`."""
+        return self.target.tokenizer(text, verbose=False, add_special_tokens=special)["input_ids"]
+
+    def require_ids(self, ids: list[int], param: str) -> None:
+        """Raises ApiError (400) where the field `param` has ids that the target lacks."""
         size = self.target.vocab_size
-        if max(prompt_ids) >= size:
-            message = f"prompt has the token id {max(prompt_ids)}; this model's end at {size - 1}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+        if max(ids, default=0) >= size:
+            message = f"{param} has the token id {shown(max(ids))}; this model's end at {size - 1}"
+            raise ApiError(400, message, param=param, code="invalid_value")
 
     def seed(self, request: AnswerRequest) -> int:
         """The request's own, or a random one."""

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 import uvicorn
@@ -21,7 +21,8 @@ FLUSH_S = 2.0
 # Longer than clients keep a connection that they do not use (5 s and more): it must not be closed just when
 # one of them sends its next request.
 KEEP_ALIVE_S = 75
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A terminal that is closed sends SIGHUP; who started the server with nohup has it ignored.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,13 +60,14 @@ def url(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn over one bound socket and one engine.
 
-    SIGINT and SIGTERM end it: requests that wait are turned away, those that run have GRACE_S seconds to
-    finish, and a second signal ends them at the next step. `run` then returns, so that the process can exit
-    with 0.
+    SIGINT, SIGTERM and SIGHUP end it: requests that wait are turned away, those that run have GRACE_S seconds
+    to finish, and a second signal ends them at the next step. `run` then returns, so that the process can
+    exit with 0.
 
     Args:
         ready: called once connections are accepted.
         stopping: called once when it begins to stop.
+        proxies: addresses and networks whose word for who asks is taken.
     """
 
     def __init__(
@@ -76,16 +78,20 @@ class Server(uvicorn.Server):
         *,
         ready: Callable[[], None] = lambda: None,
         stopping: Callable[[], None] = lambda: None,
+        proxies: Sequence[str] = (),
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # a warning of uvicorn's is what any stranger can cause
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                # By default uvicorn believes whoever asks from this machine.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=list(proxies),
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
@@ -138,7 +144,8 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS}
+        heard = [sig for sig in SIGNALS if signal.getsignal(sig) is not signal.SIG_IGN]
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in heard}
         try:
             yield
         finally:

@@ -104,6 +104,7 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult | OtherEngine:
             engine,
             ready=lambda: report.log(_greeting(served.name, url(listener))),
             stopping=lambda: report.log(_farewell(engine)),
+            proxies=config.forwarded_allow_ips,
         )
         if not access.api_keys and not is_loopback(listener.getsockname()[0]):
             report.log(f"anyone who reaches {config.host} may ask; set {API_KEY} to keep strangers out")

@@ -11,12 +11,16 @@ class StopStrings:
     The first is the one that is complete first, of two that end together the longer: so what is passed on
     does not depend on how the text was cut into pieces.
 
+    Args:
+        shown: passes the stop string itself on too.
+
     Attributes:
         found: the stop string that has been seen, None while none has.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
         self._stops = tuple(stops)
+        self._shown = shown
         self._held = ""
         self.found: str | None = None
 
@@ -28,9 +32,9 @@ class StopStrings:
         # (end, start, string) of the first place of each
         places = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if places:
-            _, start, self.found = min(places)
+            end, start, self.found = min(places)
             self._held = ""
-            return text[:start]
+            return text[: end if self._shown else start]
         certain = len(text) - max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[certain:]
         return text[:certain]

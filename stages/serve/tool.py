@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from stages.serve.request_part import RequestPart, UnicodeText
+from stages.serve.request_part import JsonObject, RequestPart, UnicodeText
 
 MAX_TOOLS = 128
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -19,7 +19,7 @@ class Function(RequestPart):
 
     name: FunctionName
     description: UnicodeText | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
     @property

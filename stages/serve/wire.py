@@ -45,10 +45,10 @@ class Wire(Protocol):
     def whole(self, texts: list[str]) -> BaseModel:
         """The one body, with the text of each choice."""
 
-    def piece(self, piece: Piece, first: bool) -> BaseModel:
+    def piece(self, piece: Piece, first: bool) -> ChatCompletionChunk | TextCompletion:
         """The event of a piece of text, `first` for the first of its choice."""
 
-    def end(self, choice: Choice) -> BaseModel:
+    def end(self, choice: Choice) -> ChatCompletionChunk | TextCompletion:
         """The event that says why an answer ended."""
 
     def usage(self, usage: Usage) -> BaseModel:

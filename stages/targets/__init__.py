@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stages.targets.forward import SlotForward, TargetStates
-    from stages.targets.resolve import resolve_target
+    from stages.targets.resolve import resolve_gguf, resolve_target
     from stages.targets.slots import SlotCache, SlotStep
     from stages.targets.taps import FeatureTaps
     from stages.targets.target import (
@@ -34,6 +34,7 @@ _MODULES = {
     "load_target": "target",
     "logit_scale": "target",
     "logit_softcap": "target",
+    "resolve_gguf": "resolve",
     "resolve_target": "resolve",
 }
 
@@ -49,6 +50,7 @@ __all__ = [
     "load_target",
     "logit_scale",
     "logit_softcap",
+    "resolve_gguf",
     "resolve_target",
 ]
 

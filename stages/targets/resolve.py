@@ -64,6 +64,18 @@ def resolve_tokenizer(target: str) -> ModelSource:
     return ModelSource(str(folder)) if _is_converted(folder) else ModelSource(str(gguf.parent), gguf.name)
 
 
+def resolve_gguf(target: str) -> Path | None:
+    """The GGUF file that a target is, or that it was converted from; None for model folders and hub ids.
+
+    Raises:
+        EagleError: as `resolve_target`.
+    """
+    if target.startswith("builtin:"):
+        return _embedded(target)[0]
+    source = resolve_target(target)
+    return None if source.gguf_file is None else Path(source.path) / source.gguf_file
+
+
 def _names() -> str:
     return ", ".join(EMBEDDED)
 

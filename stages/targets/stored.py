@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from stages.errors import EagleError
+from stages.targets.hub import at_hand
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
@@ -59,7 +60,7 @@ def local_folder(path: str, name: str) -> Path:
     Raises:
         EagleError: the hub does not give them.
     """
-    if Path(path).is_dir():
+    if Path(path := at_hand(path)).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
 

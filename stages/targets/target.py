@@ -16,6 +16,7 @@ from stages.errors import EagleError
 from stages.targets.attention import SLOT_ATTENTION
 from stages.targets.cpu_target import CpuTarget, cpu_target, release_packed
 from stages.targets.fingerprint import fingerprint
+from stages.targets.hub import at_hand
 from stages.targets.placement import input_device
 from stages.targets.resolve import resolve_target
 from stages.targets.stored import StoredWeights, local_folder
@@ -105,11 +106,16 @@ class Target:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a chat through the target's own template.
 
         Args:
             tools: the functions that the model may call, where the template knows such.
+            continue_final_message: leave the last message open, instead of beginning the next one.
+            variables: further ones of the template's, such as `enable_thinking`; see `template_variables`.
 
         Raises:
             TemplateRefusalError: the template refuses the messages.
@@ -127,9 +133,11 @@ class Target:
             return self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
                 tokenize=True,
                 return_dict=False,
+                **(variables or {}),
             )
         except (  # templates also fail on what they expect
             jinja2.TemplateError,
@@ -143,7 +151,7 @@ class Target:
             reason = " ".join(str(error).split())[:200]
             raise TemplateRefusalError(
                 f"the chat template of {self.name} refuses the messages: {reason}"
-            ) from None
+            ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -227,11 +235,10 @@ def load_target(
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     placed = {} if device_map is None else {"device_map": device_map}
     attention = {"attn_implementation": SLOT_ATTENTION} if decodes else {}
+    path = at_hand(source.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **gguf)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=kind, **attention, **placed, **gguf
-        )
+        tokenizer = AutoTokenizer.from_pretrained(path, **gguf)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, **attention, **placed, **gguf)
         if decodes:
             _refuse_unknown_layers(name, model)
         elif getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
@@ -245,7 +252,7 @@ def load_target(
         raise
     except Exception as error:  # what broken or foreign files raise has no common base
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if not Path(source.path).exists():
+        if not Path(path).exists():
             reason = f"it is no local folder, and the hub does not give it: {reason}"
         raise EagleError(f"cannot load target {name}: {reason}") from error
     return Target(name=name, model=model, tokenizer=tokenizer, device=where, dtype=kind)

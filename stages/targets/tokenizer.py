@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import EagleError
+from stages.targets.hub import at_hand
 from stages.targets.resolve import resolve_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,8 +37,12 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_tokenizer(target: str) -> Any:
+def load_tokenizer(target: str, digest: str | None = None) -> Any:
     """Something with `decode(ids, skip_special_tokens=...)`, of a target as the user names it or of a folder.
+
+    Args:
+        digest: of the tokenizer that is wanted, as fingerprints have it. transformers changes some that it
+            reads, so where the file by itself is another one, transformers reads it.
 
     Raises:
         EagleError: it cannot be found or read.
@@ -45,12 +50,15 @@ def load_tokenizer(target: str) -> Any:
     source = resolve_tokenizer(target)
     file = Path(source.path) / TOKENIZER_FILE
     if not source.gguf_file and file.is_file():
-        return read_tokenizer(file, target)
+        tokenizer = read_tokenizer(file, target)
+        if digest is None or tokenizer_digest(tokenizer) == digest:
+            return tokenizer
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    path = at_hand(source.path)
     with _readable(target):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(source.path, **gguf)
+        return AutoTokenizer.from_pretrained(path, **gguf)
 
 
 def read_tokenizer(file: Path, name: str) -> Any:

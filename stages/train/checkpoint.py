@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from stages.artifacts import ArtifactWriter, join
+from stages.config import several
 from stages.errors import EagleError
 from stages.train.acceptance import Acceptance
 from stages.train.state import TrainingState
@@ -166,8 +167,8 @@ class Checkpoint:
         """Raises EagleError: it was written by another number of processes than go on now."""
         if (before := self.progress.processes) != processes:
             raise EagleError(
-                f"{self.uri} is of {before} processes that train together, now there are {processes}: start "
-                f"{before} with torchrun, or use --overwrite to start anew"
+                f"{self.uri} is of {several(before, 'process')} that train together, now there are "
+                f"{processes}: start {before} with torchrun, or use --overwrite to start anew"
             )
 
     def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 _ON_THE_FLY = ("conversations", "chat_template", "target_dtype", *FeatureSettings.model_fields)
 
-_RUNNING = (
+RUNNING = (
     "features",
     "output",
     "overwrite",
@@ -262,6 +262,8 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
                     )
         elif self.conversations is None or self.target is None:
             raise ValueError("give --features, or --conversations and the --target that answered them")
+        elif self.needs_every_last and self.last != "all":
+            raise ValueError(f"--head {self.head} learns from the last state of every token: give --last all")
         return self
 
     @model_validator(mode="after")
@@ -282,6 +284,11 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
         return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @property
+    def needs_every_last(self) -> bool:
+        """Whether the head learns from the target's last state at every token, as all but EAGLE-3 do."""
+        return self.head != "eagle3"
+
+    @property
     def chosen_optimizer(self) -> OptimizerKind:
         """Of `optimizer`, with auto resolved."""
         return "muon" if self.optimizer == "auto" else self.optimizer
@@ -293,7 +300,7 @@ class TrainConfig(FeatureSettings, ChatTemplateConfig, ArtifactReaderConfig, Com
 
     def result_settings(self) -> dict[str, Any]:
         """What decides the head, beside where its rows come from."""
-        settings = self.model_dump(mode="json", exclude={*_RUNNING, *_ON_THE_FLY})
+        settings = self.model_dump(mode="json", exclude={*RUNNING, *_ON_THE_FLY})
         return settings | {"dtype": self.number_format, "optimizer": self.chosen_optimizer}
 
 

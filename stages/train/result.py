@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from stages.artifacts import Manifest
+from stages.config import several
 from stages.train.acceptance import format_rates
 
 NOTABLE_WAITING = 0.01
@@ -71,8 +72,8 @@ class TrainResult(BaseModel):
             made += f" ({self.waiting:.0%} of it waiting for features)"
         text = (
             f"{self.output}: {self.head} head of {self.parameters / 1e6:.1f} M parameters "
-            f"({share:.1%} of the target's), {self.draft_vocab_size:,} draft tokens, "
-            f"{self.steps:,} steps on {self.train_tokens:,} tokens, {made}"
+            f"({share:.1%} of the target's), {several(self.draft_vocab_size, 'draft token')}, "
+            f"{several(self.steps, 'step')} on {self.train_tokens:,} tokens, {made}"
         )
         if self.holdout_rows:
             text += (

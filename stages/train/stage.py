@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from stages.artifacts import Artifact, ArtifactWriter, Manifest, artifact_state, open_artifact
+from stages.artifacts import Artifact, ArtifactWriter, Manifest, Parent, artifact_state, open_artifact
 from stages.errors import EagleError
 from stages.features.index import RowIndex, label_counts
 from stages.features.joined import offline_features
@@ -31,6 +31,7 @@ from stages.train.config import TrainConfig
 from stages.train.data import TrainingPlan, hold_out, most_held_out, plan_training
 from stages.train.initial import initial_head, open_before, target_at_hand
 from stages.train.loop import Loop
+from stages.train.model_card import model_card
 from stages.train.parity import confirm, require_parity
 from stages.train.ranks import Ranks, joined
 from stages.train.result import TrainResult
@@ -116,6 +117,8 @@ def run(config: TrainConfig, report: Reporter) -> TrainResult | None:
                 "parity": parity.record() if parity else {},
             } | progress.counts()
             write_head(writer, head, progress, counts)
+            card = model_card(config, features.target, _parents(features, before), counts)
+            writer.add_file("README.md", card.encode())
             manifest = writer.finish(counts, drop=checkpoint_names(writer))
     return confirmed(TrainResult.of(config.output, manifest, seconds=time.monotonic() - start), manifest)
 
@@ -133,7 +136,10 @@ def open_features(config: TrainConfig, ranks: Ranks, report: Reporter) -> Featur
         EagleError: several processes would each have the target compute all of them.
     """
     if config.features:
-        return offline_features([open_artifact(uri, "features", config.verify) for uri in config.features])
+        artifacts = [open_artifact(uri, "features", config.verify) for uri in config.features]
+        if config.needs_every_last:
+            refuse_without_every_last(artifacts, config.head)
+        return offline_features(artifacts)
     if ranks.size > 1:
         raise EagleError(
             f"features on the fly are for one process, and {ranks.size} train together: extract them first, "
@@ -145,6 +151,18 @@ def open_features(config: TrainConfig, ranks: Ranks, report: Reporter) -> Featur
     target = load_target(config.target, config.device, config.target_dtype, decodes=False)
     with_chat_template(target, config.chat_template)
     return OnlineFeatures(conversations, target, config, report)
+
+
+def refuse_without_every_last(artifacts: Sequence[Artifact], kind: str) -> None:
+    """Raises EagleError: features have the last state at supervised tokens only, too few for this kind."""
+    lacking = [each.uri for each in artifacts if each.manifest.config.get("last") != "all"]
+    if lacking:
+        raise EagleError(
+            f"a head of kind {kind} learns from the target's last state at every token, and "
+            f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} it at supervised ones only: "
+            "extract "
+            "with --last all"
+        )
 
 
 def find_finished(config: TrainConfig, features: FeatureSource, before: Artifact | None) -> Manifest | None:
@@ -275,7 +293,11 @@ def _open_writer(config: TrainConfig, features: FeatureSource, before: Artifact 
         config.output,
         "head",
         config.result_settings() | features.settings,
-        parents=[*features.parents, *([before.parent()] if before else [])],
+        parents=_parents(features, before),
         target=features.target,
         overwrite=config.overwrite,
     )
+
+
+def _parents(features: FeatureSource, before: Artifact | None) -> list[Parent]:
+    return [*features.parents, *([before.parent()] if before else [])]

@@ -20,7 +20,9 @@ from tests.artifacts.made import OTHER_TARGET, PART, TARGET, finished, put, refu
 
 
 def test_an_unfinished_artifact_is_none(place: str) -> None:
-    assert "is not an artifact" in refusal(lambda: open_artifact(place, "features"))
+    assert "does not exist: check the path, or make it with eagle extract-features" in refusal(
+        lambda: open_artifact(place, "features")
+    )
     with ArtifactWriter.open(place, "features", {}) as writer:
         writer.add_shard("a", b"1", rows=1)
     assert "unfinished features artifact: run the eagle extract-features" in refusal(
@@ -125,9 +127,11 @@ def test_every_fault_is_found_by_reading_everything(place: str) -> None:
 
 
 def test_any_kind_is_opened_where_any_will_do(place: str) -> None:
+    put(place, "notes.txt", b"x")
     assert "is not an artifact, it has no manifest.json: check the path" in refusal(
         lambda: open_artifact(place, None)
     )
+    open_folder(place).remove("notes.txt")
     finished(place, "head")
     assert open_artifact(place, None).manifest.kind == "head"
 

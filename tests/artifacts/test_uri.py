@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,15 @@ def test_join_puts_one_slash_between_parts() -> None:
 def test_an_unknown_scheme_is_one_line() -> None:
     with pytest.raises(EagleError, match=r"nosuch://x/y is no URI eagle can open"):
         filesystem("nosuch://x/y")
+
+
+def test_a_web_server_that_is_not_there_is_refused_at_once() -> None:
+    """fsspec says of it that there is no such file, which readers would ask for again for two minutes."""
+    with socket.socket() as refuses:
+        refuses.bind(("127.0.0.1", 0))  # and does not listen
+        uri = f"http://127.0.0.1:{refuses.getsockname()[1]}/run"
+        with pytest.raises(EagleError, match=rf"{uri} does not answer .*: check the network"):
+            filesystem(uri)
 
 
 def test_a_full_disk_is_one_line_that_says_a_rerun_continues() -> None:

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from stages.artifacts import open_artifact
+from stages.artifacts import artifact_state, open_artifact
 from stages.bench import stage
 from stages.bench.config import BenchConfig
 from stages.bench.endpoint import Endpoint
 from stages.bench.load import Load, due_times, loads_of
 from stages.bench.report import BenchReport
-from stages.decoding import SamplingParams
+from stages.decoding import SamplingParams, engine
 from stages.errors import EagleError
 from stages.progress import Reporter
+from stages.targets import Target
 from tests.bench.test_endpoint import JOB, USAGE, chunk, small_server
-from tests.bench.test_stage import TREE
+from tests.bench.test_stage import TREE, lossy
 from tests.tiny import write_jsonl
 
 QUIET = Reporter(quiet=True)
@@ -115,6 +116,46 @@ def bench(settings: dict[str, Any], **changes: Any) -> tuple[Any, BenchReport]:
     result = stage.run(BenchConfig(**(settings | changes)), QUIET)
     data = open_artifact(settings["output"], "report").read("report.json")
     return result, BenchReport.model_validate_json(data)
+
+
+def test_lengths_are_measured_and_reported_apart(settings: dict[str, Any], target: Target) -> None:
+    bound = len(target.tokenizer.encode("write a line"))
+    lengths = {"prompt_lengths": bound, "max_new_tokens": "3,6", "concurrency": "2"}
+    result, report = bench(settings, **lengths, drafters="ngram,eagle3,transformers")
+    names = [f"chat prompt{part}{bound} answer<={most}" for most in (3, 6) for part in ("<=", ">")]
+    assert list(report.sets) == names
+    assert [row.output_lengths.longest for row in report.sets.values()] == [3, 3, 6, 6]
+    for level in report.sweep.levels:
+        assert (level.completed, level.total_output_tokens) == (4, 3 + 3 + 6 + 6)
+        assert list(level.speedup_by_set) == names
+    assert report.settings["max_new_tokens"] == [3, 6]
+    assert (
+        "answers of up to 3 and 6 tokens"
+        in open_artifact(result.output, "report").read("report.html").decode()
+    )
+
+
+def test_whether_the_texts_are_the_same_is_looked_at_unless_told_not_to(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "walk", lossy)
+    with pytest.raises(EagleError, match="are not the target's own"):
+        bench(settings, check_lossless=True)
+    result, report = bench(settings, check_lossless=False, overwrite=True)
+    assert result.lossless is report.lossless is None
+    assert report.pooled.requests == 2
+    page = open_artifact(settings["output"], "report").read("report.html").decode()
+    assert "Whether the texts are the same was not looked at" in page
+
+
+@pytest.mark.parametrize("name", ["plain", "eagle3", "EAGLE-3"])
+def test_no_server_has_the_name_of_what_bench_measures_itself(settings: dict[str, Any], name: str) -> None:
+    with (
+        small_server([]) as url,
+        pytest.raises(EagleError, match=f"a server is called {name}, as is what bench measures itself"),
+    ):
+        bench(settings, endpoint=[f"{name}={url}"])
+    assert artifact_state(settings["output"]) == "missing"
 
 
 def test_temperatures_are_measured_and_reported_apart(settings: dict[str, Any]) -> None:

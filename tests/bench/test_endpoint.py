@@ -139,7 +139,7 @@ def test_a_server_that_takes_openais_own_fields_only_is_asked_with_those() -> No
     ("events", "status", "message"),
     [
         ([chunk("a"), "[DONE]"], 200, "endpoint e does not report usage in its stream"),
-        (["{"], 200, "endpoint e streamed something else than JSON"),
+        (["{"], 200, "endpoint e streamed something else than chunks"),
         ([{"error": {"message": "no\nroom"}}], 200, "endpoint e failed: .*room"),
         (["busy"], 503, "endpoint e answered 503 at http.*/v1/chat/completions: data: busy"),
     ],

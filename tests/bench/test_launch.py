@@ -27,11 +27,13 @@ from stages.bench.workload import Job
 from stages.decoding import SamplingParams
 from stages.errors import EagleError
 from stages.progress import Reporter
+from stages.targets.tokenizer import load_tokenizer
 from tests.bench.test_stage import TREE
 from tests.serve.running_server import soon
 from tests.tiny import write_jsonl
 
 QUIET = Reporter(quiet=True)
+LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 JOB = Job("set", "p", 0, ({"role": "user", "content": "hello"},))
 MODEL = Model("target", 100, 4, "cpu", "bfloat16", None, "full")
 
@@ -109,6 +111,18 @@ def test_a_server_that_ends_while_it_is_measured_is_named_with_its_log(started: 
         server.answer([(0, JOB)], 1, SamplingParams())
 
 
+def test_a_server_that_never_is_healthy_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(600)"]
+    server = Launched("slow", Command(words), _free_port(), tmp_path / "log")
+    try:
+        assert soon(lambda: (tmp_path / "log").read_text() == "loading\n", 30.0)
+        with pytest.raises(EagleError, match=r"slow is not ready after 0.2 s .*wait=.* ends: loading"):
+            server.wait(0.2)
+    finally:
+        server.close()
+    assert soon(lambda: group_members(server._process.pid) == [])
+
+
 @pytest.mark.parametrize("told", [b"", b"\n"])
 def test_a_server_is_killed_when_bench_ends_without_having_stopped_it(told: bytes) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as server:
@@ -119,7 +133,7 @@ def test_a_server_is_killed_when_bench_ends_without_having_stopped_it(told: byte
     assert ended == (told == b"")
 
 
-def server_processes(mark: str) -> list[int]:
+def server_processes(mark: str, word: str = "serve") -> list[int]:
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
@@ -127,7 +141,7 @@ def server_processes(mark: str) -> list[int]:
                 words = (folder / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if mark in words and "serve" in words:
+            if mark in words and word in words:
                 found.append(int(folder.name))
     return found
 
@@ -154,6 +168,31 @@ def test_our_own_server_is_started_measured_and_stopped(
     assert level.peak_memory > 100 * 2**20
     assert report.pooled is None
     assert server_processes(str(target_folder)) == []
+
+
+@pytest.mark.slow
+def test_llama_cpp_is_started_measured_and_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    program = tmp_path / "llama-server"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {LLAMA_SERVER} "$@"\n')
+    program.chmod(0o755)
+    prompts = [{"prompt": "Name three colours."}, {"prompt": "What is two and two?"}]
+    config = BenchConfig(
+        target="builtin:smollm2",
+        launch=[f"llama=llama-server:bin={program}"],
+        prompts=[str(write_jsonl(tmp_path / "chat.jsonl", prompts))],
+        output=str(tmp_path / "report"),
+        max_new_tokens=8,
+        concurrency="2",
+    )
+    stage.run(config, QUIET)
+    report = BenchReport.model_validate_json(open_artifact(config.output, "report").read("report.json"))
+    (level,) = report.sweep.levels
+    assert (level.contestant, level.completed, level.total_output_tokens) == ("llama", 2, 16)
+    tokenizer = load_tokenizer("builtin:smollm2")
+    longest = max(len(tokenizer.encode(each["prompt"])) for each in prompts)
+    assert level.prompt_lengths.longest > longest  # with its template, and not from a cache
+    assert server_processes(str(LLAMA_SERVER), "--model") == []
 
 
 def test_a_server_that_does_not_start_is_told_in_one_line_with_what_it_said(
@@ -183,11 +222,12 @@ def test_options_of_a_server_are_read_with_its_flags_last() -> None:
     ("text", "message"),
     [
         ("vllm", "give NAME=KIND"),
-        ("v=tgi", "where KIND is eagle, vllm, llama-server"),
+        ("v=tgi", "where KIND is eagle, vllm, sglang, llama-server"),
         ("v=vllm:head", "there is no --head that it could take"),
         ("v=vllm:chain=2", "chain is a number from 1 on, and goes with head"),
         ("v=vllm:head=h,chain=0", "chain is a number from 1 on"),
-        ("l=llama-server:head=h", "llama-server takes bin, args, and not 'head'"),
+        ("v=vllm:wait=soon", "wait is a number of seconds"),
+        ("l=llama-server:head=h", "llama-server takes bin, wait, args, and not 'head'"),
     ],
 )
 def test_a_launch_that_cannot_be_is_refused_in_one_line(text: str, message: str) -> None:
@@ -212,14 +252,31 @@ def test_vllm_gets_the_folder_of_the_head_and_no_prefix_cache(target_folder: Pat
     }
 
 
-def test_llama_server_shares_its_context_out_and_reads_gguf_only(tmp_path: Path) -> None:
+def test_llama_server_shares_its_context_out_and_reads_gguf_only(target_folder: Path, tmp_path: Path) -> None:
     line = LaunchLine.parse("l=llama-server:bin=/x/llama-server", [])
-    model = Model(str(tmp_path / "m.gguf"), 100, 4, "cpu", "bfloat16", None, "full")
-    words = command_of(line, model, 123).words
+    file = tmp_path / "m.gguf"
+    file.touch()
+    words = command_of(line, Model(str(file), 100, 4, "cpu", "bfloat16", None, "full"), 123).words
     assert words[0] == "/x/llama-server"
-    assert words[words.index("--ctx-size") + 1] == "400"
-    with pytest.raises(EagleError, match="llama-server reads GGUF files, and the target is builtin:smollm2"):
-        command_of(line, Model("builtin:smollm2", 100, 4, "cpu", "bfloat16", None, "full"), 123)
+    said = dict(pairwise(words))
+    assert (said["--model"], said["--ctx-size"], said["--parallel"]) == (str(file), "400", "4")
+    assert "--no-cache-prompt" in words
+    builtin = command_of(line, Model("builtin:smollm2", 100, 4, "cpu", "bfloat16", None, "full"), 123).words
+    assert Path(builtin[2]).name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with pytest.raises(EagleError, match="llama-server reads GGUF files, and the target is "):
+        command_of(line, Model(str(target_folder), 100, 4, "cpu", "bfloat16", None, "full"), 123)
+
+
+def test_sglang_gets_a_chain_and_no_prefix_cache(target_folder: Path, head_uri: str) -> None:
+    line = LaunchLine.parse(f"s=sglang:head={head_uri},chain=2,python=/x/python", [])
+    words = command_of(line, Model(str(target_folder), 100, 4, "cpu", "bfloat16", None, "full"), 123).words
+    assert words[:3] == ["/x/python", "-m", "sglang.launch_server"]
+    assert "--disable-radix-cache" in words
+    said = dict(pairwise(words))
+    assert (said["--model-path"], said["--context-length"]) == (str(target_folder), "100")
+    assert said["--speculative-draft-model-path"] == str(Path(head_uri))
+    drafts = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
+    assert [said[each] for each in drafts] == ["2", "1", "3"]
 
 
 def test_keys_do_not_reach_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

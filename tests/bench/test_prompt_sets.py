@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.bench.measure import spread
-from stages.bench.prompt_sets import opening, read_prompt_sets, set_names
+from stages.bench.prompt_sets import (
+    PromptSet,
+    by_answer_length,
+    by_prompt_length,
+    opening,
+    read_prompt_sets,
+    set_names,
+)
 from stages.prompts import Prompt
 from tests.tiny import write_jsonl
 
@@ -30,6 +40,33 @@ def test_a_changed_prompt_changes_the_identity_of_its_set(tmp_path: Path) -> Non
     assert first.identity()["sha256"] != second.identity()["sha256"]
     (again,) = read_prompt_sets([str(tmp_path / "p.jsonl")], limit=1)
     assert again.identity()["prompts"] == 1
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    st.lists(st.integers(1, 40), min_size=1, max_size=3, unique=True),
+)
+def test_every_prompt_is_in_the_one_part_that_its_length_names(lengths: list[int], bounds: list[int]) -> None:
+    prompts = tuple(Prompt(id=str(n), turns=("w " * n, "x"), source="s") for n in lengths)
+    bounds.sort()
+    parts = by_prompt_length([PromptSet("eval", "s", prompts)], bounds, lambda text: len(text.split()))
+    assert sorted(each.id for part in parts for each in part.prompts) == sorted(map(str, lengths))
+    edges = {f"eval prompt<={most}": (least, most) for least, most in pairwise([0, *bounds])}
+    edges[f"eval prompt>{bounds[-1]}"] = (bounds[-1], 99)
+    for part in parts:
+        least, most = edges[part.name]
+        assert all(least < int(prompt.id) <= most for prompt in part.prompts)
+
+
+def test_several_lengths_of_answers_make_sets_of_their_own() -> None:
+    sets = [PromptSet("a", "s", ()), PromptSet("b", "s", ())]
+    assert [(each.name, each.max_new_tokens) for each in by_answer_length(sets, [8, 32])] == [
+        ("a answer<=8", 8),
+        ("b answer<=8", 8),
+        ("a answer<=32", 32),
+        ("b answer<=32", 32),
+    ]
+    assert [(each.name, each.max_new_tokens) for each in by_answer_length(sets, [9])] == [("a", 9), ("b", 9)]
 
 
 def test_a_system_message_opens_the_conversation() -> None:

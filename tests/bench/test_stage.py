@@ -231,6 +231,7 @@ def test_the_summary_says_how_fast_how_same_and_where(settings: dict[str, Any]) 
         assert f"{row.speedup:.2f}x" in text
         assert f"{row.plain.tokens_per_s:,.1f}" in text
     assert "Same text: all 5 answers are the same, token for token, in float32." in text
+    assert "2 turns are left out: the prompt does not fit the target's context." in text
     assert result.report.replace("\n", "") in text.replace("\n", "")
 
 

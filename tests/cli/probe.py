@@ -23,7 +23,7 @@ class ProbeConfig(CommonConfig):
 
     help_groups: ClassVar[dict[str, tuple[str, ...]]] = {"Answers": ("rate",)}
 
-    act: Literal["answer", "chatter", "refuse", "break", "wait"] = Field(description="What to do.")
+    act: Literal["answer", "chatter", "refuse", "break", "fill", "wait"] = Field(description="What to do.")
     prompts: tuple[str, ...] = Field(default=("builtin:chat",), description="Sources.")
     names: list[str] = Field(default=[], description="Names.")
     max_prompts: int | None = Field(default=None, ge=1, description="At most so many.")
@@ -60,6 +60,8 @@ def run(config: ProbeConfig, report: Reporter) -> ProbeResult:
         raise EagleError("prompts /nowhere do not exist;\ngive a file")
     if config.act == "break":
         raise ZeroDivisionError("a broken invariant")
+    if config.act == "fill":
+        bytearray(1 << 62)
     if config.act == "wait":
         report.log("waiting")
         time.sleep(60)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eagle_cli.catalog import STAGES
 from eagle_cli.main import main, stage_command
+from eagle_cli.memory import wanting
 from stages import __version__
+from stages.errors import EagleError
 from tests.cli.probe import ProbeStage
 
 ROOT = Path(__file__).parents[2]
@@ -108,12 +113,56 @@ def test_with_json_errors_are_one_object_too(capfd: pytest.CaptureFixture[str]) 
     assert "--output" in json.loads(capfd.readouterr().out)["error"]
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        ("> /dev/full", 1, "error: the output cannot be written to stdout (No space left on device)\n"),
+        (">&-", 0, ""),
+        (">&- <&-", 0, ""),
+        ("> /dev/full 2>&-", 1, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_bug(redirected: str, code: int, said: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m eagle_cli --version {redirected}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_a_bug_shows_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     assert probe("--act", "break", "--quiet") == 1
     out, err = capfd.readouterr()
     assert out == ""
     assert "probe.py" in err
     assert "ZeroDivisionError: a broken invariant" in err
+
+
+def test_too_little_memory_is_one_line_that_says_what_to_lower(capfd: pytest.CaptureFixture[str]) -> None:
+    assert probe("--act", "fill", "--quiet") == 1
+    assert capfd.readouterr() == ("", "error: out of memory: free some, or use a machine with more\n")
+    for stage in STAGES:
+        for flag in re.findall(r"--[a-z-]+", stage.spare_memory):
+            assert flag[2:].replace("-", "_") in stage.config_class().model_fields
+
+
+def test_whatever_has_too_little_memory_says_so_in_its_own_way() -> None:
+    import numpy
+    import torch
+
+    def raised(allocate: Callable[[], object]) -> Exception:
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
+            allocate()
+        return caught.value
+
+    assert wanting(raised(lambda: torch.empty(1 << 60, dtype=torch.uint8))) == "out of memory (1.00 EiB more)"
+    assert wanting(raised(lambda: numpy.empty(1 << 60, dtype="uint8"))) == "out of memory (1.00 EiB more)"
+    gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+    assert wanting(gpu) == "out of GPU memory (2.00 GiB more)"
+    assert wanting(RuntimeError("CUDA error: out of memory\nCUDA kernel errors ...")) == "out of GPU memory"
+    loading = EagleError("cannot load target x")
+    loading.__cause__ = gpu
+    assert wanting(loading) == wanting(gpu)
+    assert wanting(RuntimeError("shapes differ")) is None
 
 
 @pytest.mark.parametrize(

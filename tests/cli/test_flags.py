@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from eagle_cli.catalog import STAGES, Stage
 from eagle_cli.flags import OTHERS, REQUIRED, RUNNING, headings_of
 from eagle_cli.main import main, stage_command
+from eagle_cli.usage import describe_arguments
 from stages import __version__
 from stages.config import format_bytes, parse_bytes
 from tests.cli.probe import PlacedStage, ProbeStage
@@ -32,7 +34,7 @@ def test_each_field_is_one_flag_with_help_and_default(
 ) -> None:
     fields = stage.config_class().model_fields
     parameters = {parameter.name: parameter for parameter in stage_command(stage).params}
-    assert set(parameters) == {*fields, "json", "quiet", "version"}
+    assert set(parameters) == {*fields, "config", "json", "quiet", "version"}
     for name, field in fields.items():
         if parameters[name].param_type_name == "option":
             assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
@@ -157,6 +159,10 @@ def test_the_environment_stands_in_for_flags_and_loses_to_them(
         ("bench --target t --head h --prompts p", "--output is missing"),
         ("inspect", "URI is missing (eagle inspect --help lists the flags)"),
         ("inspect a --rows", "--rows needs a value (eagle inspect --help lists the flags)"),
+        (
+            "bench --compare a,b",
+            "--compare needs 2 values, parted by a space (eagle bench --help lists the flags)",
+        ),
         ("inspect a --rows -1", "--rows -1: must be at least 0"),
         ("inspect a --rows=x", "--rows x: must be a whole number"),
         ("serve --target t --port 99999", "--port 99999: must be at most 65535"),
@@ -236,3 +242,65 @@ def test_a_values_own_check_names_the_flag(capfd: pytest.CaptureFixture[str]) ->
 def test_a_required_flag_is_required() -> None:
     with pytest.raises(typer.TyperException, match="act"):
         stage_command(ProbeStage()).main([], standalone_mode=False)
+
+
+def run_file(tmp_path: Path, text: str | bytes) -> str:
+    file = tmp_path / "run.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(file)
+
+
+def test_a_run_file_gives_flags_and_the_command_line_and_the_environment_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lists = "prompts: one.jsonl\nnames: [a, b]\n"
+    file = run_file(
+        tmp_path, f"act: answer\n{lists}max-prompts: 7\nroom: 1MiB\nscrub: no\nrate: 2.5e-1\nmost:\n"
+    )
+    given = chosen(capfd, "--config", file)
+    assert (given["act"], given["prompts"], given["names"]) == ("answer", ["one.jsonl"], ["a", "b"])
+    assert (given["max_prompts"], given["room"], given["scrub"], given["rate"]) == (7, 2**20, False, 0.25)
+    assert given["most"] is None
+    monkeypatch.setenv("EAGLE_GEN_DATA_RATE", "0.75")
+    over = chosen(capfd, "--max-prompts", "3", "--names", "c", "--config", file, "--scrub")
+    assert (over["max_prompts"], over["names"], over["scrub"], over["rate"]) == (3, ["c"], True, 0.75)
+    assert over["room"] == 2**20
+
+
+def test_the_manifest_of_an_artifact_is_a_run_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = {"act": "answer", "rate": 0.25, "names": ["a"], "prompts_digest": "f" * 64, "most": None}
+    manifest = {"kind": "conversations", "schema_version": 1, "config": config}
+    given = chosen(capfd, "--config", run_file(tmp_path, json.dumps(manifest)))
+    assert (given["rate"], given["names"], given["most"]) == (0.25, ["a"], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("act: answer\nmaxprompts: 7", "there is no flag maxprompts. Did you mean max-prompts?"),
+        ("act: answer\nmax-prompts: 3.5", "--max-prompts 3.5 (from --config): "),
+        ("act: nothing", "--act nothing (from --config): must be one of"),
+        ("act: answer\nrate: 7", "--rate 7.0: a share lies between 0 and 1"),
+        ("act: [answer]", "act takes one value"),
+        ("names: [a]", "--act is missing"),
+        (
+            "{kind: head, schema_version: 1, config: {}}",
+            "is of a head artifact, whose settings",
+        ),
+        ("- act", "has no flags in it"),
+        ("", "has no flags in it"),
+        ("a: [", "is neither YAML nor JSON"),
+        (b"\xff\xfe", "is neither YAML nor JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_run_file_is_one_line(
+    text: str | bytes, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", run_file(tmp_path, text)]
+    try:
+        assert stage_command(ProbeStage()).main(arguments, standalone_mode=False) == 2
+        error = capfd.readouterr().err
+    except typer.TyperException as raised:
+        error = describe_arguments(raised, arguments)
+    assert says in error
+    assert error.strip().count("\n") == 0

@@ -107,5 +107,5 @@ def test_a_prefix_that_is_no_folder_boundary_is_another_artifact(uri: str) -> No
     with ArtifactWriter.open(uri, "features", {}) as writer:
         assert writer.finished is None
         writer.finish({})
-    with pytest.raises(EagleError, match="is not an artifact"):
+    with pytest.raises(EagleError, match="does not exist"):
         open_artifact(uri.removesuffix("act"), "features")

@@ -139,7 +139,7 @@ def test_without_the_tokenizer_messages_and_ids_are_shown(
     assert "\u27e6" + str(found["rows"][0]["input_ids"][found["rows"][0]["loss_mask"].index(1)]) in text
 
 
-def test_another_tokenizer_is_used_when_asked_for_and_said_to_be_another(
+def test_another_tokenizer_than_that_which_made_the_ids_gives_no_text(
     run: Path, tmp_path: Path, tiny_path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
@@ -149,18 +149,17 @@ def test_another_tokenizer_is_used_when_asked_for_and_said_to_be_another(
     tokenizer = json.loads((Path(tiny_path) / "tokenizer.json").read_text())
     tokenizer["decoder"] = None
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    note = inspected(capfd, "run/conversations", "--rows", "1", "--target", str(other))["shown"]["note"]
-    assert note == f"text by the tokenizer of {other}, which is not the one that made these ids"
-    assert "no config.json" in refused_rows(capfd, "run/conversations", "--rows", "1", "--target", str(run))
-
-
-def refused_rows(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error line where the page is shown, but not the rows."""
-    assert main(["inspect", *arguments, "--quiet"]) == 1
-    out, err = capfd.readouterr()
-    assert "lineage" in out
-    assert err.count("\n") == 1
-    return err
+    rows = ["run/conversations", "--rows", "1"]
+    error = refused(capfd, *rows, "--target", str(other))
+    assert f"--target {other} has another tokenizer than {tiny_path}, for which run/conversations" in error
+    manifest = run / "conversations" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["target"]["name"] = str(other)
+    manifest.write_text(json.dumps(content))
+    shown = inspected(capfd, *rows)["shown"]
+    assert shown["rows"][0]["text"] is None
+    assert "has another tokenizer" in shown["note"]
+    assert "no config.json" in refused(capfd, *rows, "--target", str(run))
 
 
 def test_feature_rows_have_text_norms_and_agreement(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -267,8 +266,8 @@ def test_artifacts_in_an_object_store(run: Path, capfd: pytest.CaptureFixture[st
     [
         (["run"], ["run is no artifact but holds some", "bench, conversations, features, head"]),
         (["run/head/manifest.json"], ["is a file: give the artifact's folder"]),
-        (["nowhere"], ["nothing is at nowhere"]),
-        (["memory://nowhere/at/all"], ["nothing is at memory://nowhere/at/all"]),
+        (["nowhere"], ["nowhere does not exist: check the path"]),
+        (["memory://nowhere/at/all"], ["memory://nowhere/at/all does not exist: check the path"]),
         (["foreign"], ["foreign is not an artifact, it has no manifest.json"]),
     ],
 )
@@ -311,10 +310,10 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_one_line(
         (["run/bench", "--rows", "1", "--row-start", "99"], "beyond the 4 rows"),
     ],
 )
-def test_rows_that_are_not_there_are_named_below_the_page(
+def test_rows_that_are_not_there_are_named_and_nothing_else_is_shown(
     arguments: list[str], words: str, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert words in refused_rows(capfd, *arguments)
+    assert words in refused(capfd, *arguments)
 
 
 def imported(*arguments: str) -> tuple[str, set[str]]:

@@ -268,3 +268,19 @@ def test_text_that_shows_something_is_kept_as_it_is(text):
     found = read_row({"prompt": text}, "src", "1", "here")
     assert isinstance(found, Prompt)
     assert found.turns == (text,)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": None}, "its prompt holds null; eagle reads"),
+        ({"prompt": 5, "text": b"x"}, "its prompt holds a number, text holds bytes"),
+        ({"data": {"train": []}}, "its data holds an object"),
+        ({"messages": True}, "its messages holds true or false"),
+        ({"title": "x"}, "its keys are: title"),
+    ],
+)
+def test_a_field_that_could_be_a_prompt_and_is_none_is_named_with_what_it_holds(row, said):
+    found = read_row(row, "src", "src:1", "src, line 1")
+    assert isinstance(found, Rejected)
+    assert said in str(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +60,7 @@ def running_server(
     max_length: int | None = None,
     access: Access | None = None,
     log_format: LogFormat = "text",
+    proxies: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
     """Serves `model` under the name "tiny" for as long as the block lasts."""
     listener = bind("127.0.0.1", 0)
@@ -68,7 +69,7 @@ def running_server(
     ready = threading.Event()
     served = ServedModel.of(model.target, NAME, max_length)
     app = create_app(served, engine, log.append, access=access, log_format=log_format)
-    server = Server(app, listener, engine, ready=ready.set)
+    server = Server(app, listener, engine, ready=ready.set, proxies=proxies)
     running = RunningServer(url(listener), server, engine, log)
     engine.start()
     thread = threading.Thread(target=server.run)

@@ -45,3 +45,19 @@ def test_an_answer_cut_by_its_limit_keeps_its_unfinished_character_and_held_text
     ids = target.tokenizer.encode("x日")
     text, answer = written(target, [ids], len(ids) - 1, ["x\ufffdz"])
     assert (text, answer.tokens, answer.finish_reason) == ("x\ufffd", len(ids) - 1, "length")
+
+
+def test_what_ends_the_answer_is_shown_where_it_is_asked_for(target: Target) -> None:
+    ids = [target.tokenizer.encode(letter)[0] for letter in "xyzw"]
+    asked: list[tuple[set[int], list[str], str, int | str | None]] = [
+        (set(), ["yz"], "xyz", "yz"),
+        ({END, ids[2]}, [], "xyz", ids[2]),
+        ({END, ids[2]}, ["yz"], "xyz", "yz"),
+        ({END}, [], "xyzw", None),
+    ]
+    for end_ids, stops, shown, reason in asked:
+        answer = Answer(
+            target.tokenizer, end_ids=end_ids, max_tokens=9, stops=stops, with_stop=True, eos_ids={END}
+        )
+        assert answer.push([*ids, END]) + answer.close() == shown
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", reason)

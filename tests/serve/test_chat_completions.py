@@ -291,7 +291,7 @@ def test_bad_requests_are_refused_as_openai_refuses_them(
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert error["message"]
     assert "\n" not in error["message"]
-    assert server.log[-1] == f"refused: 400 {code}"
+    assert server.log[-1] == f"{response.headers['x-request-id']} refused: 400 {code}"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b'{"messages": "\xff"}', b"[" * 50_000])
@@ -319,7 +319,7 @@ def test_an_error_of_the_engine_is_a_500_and_a_traceback_in_the_log(
     response = server.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
     assert "engine_error" in response.text
-    assert any(line.startswith("Traceback") for line in server.log)
+    assert any(f"{response.headers['x-request-id']} error: Traceback" in line for line in server.log)
     monkeypatch.undo()
     assert server.chat(max_tokens=1).status_code == 200
 

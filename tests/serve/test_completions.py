@@ -131,6 +131,46 @@ def test_a_stop_token_ends_the_answer_and_is_named(server: RunningServer, plain:
     assert named["choices"][0]["stop_reason"] == text[4:6]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_ends_an_answer_is_shown_if_that_is_wanted(server: RunningServer, stream: bool) -> None:
+    fields: dict[str, Any] = {"temperature": 0.9, "seed": 11, "max_tokens": 40, "ignore_eos": True}
+    text = server.complete("heat", **fields).json()["choices"][0]["text"]
+    stop = text[20:23]
+    shown = server.complete("heat", **fields, stop=stop, include_stop_str_in_output=True, stream=stream)
+    assert shown.status_code == 200
+    found = "".join(part["choices"][0]["text"] for part in events(shown)) if stream else None
+    whole = text[: text.index(stop) + len(stop)]
+    assert (found if stream else shown.json()["choices"][0]["text"]) == whole
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Those of a stream that was read to its end."""
+    *lines, last = filter(None, response.text.split("\n\n"))
+    assert last == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_event_has_the_usage_so_far_if_that_is_wanted(server: RunningServer, chat: bool) -> None:
+    ask = server.chat if chat else server.complete
+    asked: dict[str, Any] = {"max_tokens": 20, "n": 2, "seed": 3, "temperature": 1.0, "ignore_eos": True}
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    response = ask(**asked, stream=True, stream_options=both, return_token_ids=True)
+    counted = 0
+    *parts, last = events(response)
+    for event in parts:
+        counted += sum(len(choice["token_ids"]) for choice in event["choices"])
+        usage = event["usage"]
+        assert usage["completion_tokens"] == counted
+        assert usage["total_tokens"] == counted + usage["prompt_tokens"]
+    assert (last["choices"], last["usage"]) == ([], parts[-1]["usage"])
+    assert counted == 40
+    plainly = ask(**asked, stream=True, stream_options={"include_usage": True})
+    assert ["usage" in event for event in events(plainly)].count(True) == 1
+    refused = ask(stream=True, stream_options={"continuous_usage_stats": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream_options")
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_token_ids_of_prompt_and_answer_are_shown_as_vllm_shows_them(
     server: RunningServer, plain: EagleModel, chat: bool

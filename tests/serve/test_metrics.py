@@ -88,8 +88,9 @@ def test_json_lines_tell_times_and_speculation_and_no_text(drafted: EagleModel) 
     assert done["seconds"] >= done["ttft_s"] + 29 * done["tpot_s"] - 0.01
     for name in ("steps", "drafted", "accepted", "accepted_per_step"):
         assert done[name] == usage["speculation"][name]
-    assert {**refused, "time": ""} == {
+    assert {**refused, "time": "", "request_id": ""} == {
         "time": "",
+        "request_id": "",
         "outcome": "refused",
         "status": 400,
         "code": "unknown_parameter",

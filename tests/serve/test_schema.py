@@ -43,7 +43,7 @@ def right_forms_are_taken(context: CheckContext, response: Response, case: schem
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
 def test_requests_get_the_answers_that_the_description_knows(
     described: Any, path: str, mode: GenerationMode
 ) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stages.decoding import EagleModel
+from stages.decoding import DrafterChoice, EagleModel, SamplingParams, TreeConfig
 from stages.serve.choice import Choice
 from stages.serve.completion import Completion
 from stages.serve.engine_thread import Job
@@ -269,7 +269,7 @@ def test_100_mixed_requests(crowded: RunningServer, plain: EagleModel) -> None:
     threads = set(threading.enumerate())
     crowd.run(range(100))
     check_nothing_is_left(crowded, crowd)
-    assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"tokenize_0"}
+    assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"tokenize_0", "compile_0"}
     assert min(crowd.seen[kind] for kind in ("200", "400", "429", "left", "half")) > 0
 
 
@@ -329,43 +329,59 @@ def test_clients_that_send_half_a_request_and_wait_do_not_hold_up_the_others(cro
     assert soon(lambda: len(crowded.server.server_state.connections) <= 1)
 
 
-def read_slowly(server: RunningServer, tokens: int, pause: threading.Event) -> httpx.Response:
-    """A long streamed answer, none of which is read before `pause` is set."""
+def read_slowly(server: RunningServer, body: dict[str, Any], pause: threading.Event) -> list[str]:
+    """The lines of a long streamed answer, none of which is read before `pause` is set."""
     transport = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
-    body = {"prompt": "hello", "max_tokens": tokens, "temperature": 1.0, "seed": 1, "ignore_eos": True}
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with (
         httpx.Client(transport=transport, timeout=PATIENCE) as client,
-        client.stream("POST", server.url + TEXT, json={**body, "stream": True}) as response,
+        client.stream("POST", server.url + TEXT, json=body) as response,
     ):
         assert pause.wait(PATIENCE)
         response.read()
-    return response
+    return response.text.splitlines()
 
 
-def check_slow_reader(server: RunningServer, tokens: int) -> None:
+def check_slow_reader(server: RunningServer, model: EagleModel, tokens: int) -> None:
+    """Stream and whole are the target's own text, with the same usage."""
     pause = threading.Event()
+    body = {"prompt": "hello", "max_tokens": tokens, "temperature": 1.0, "seed": 1, "ignore_eos": True}
     with ThreadPoolExecutor(1) as clients:
-        slow = clients.submit(read_slowly, server, tokens, pause)
+        slow = clients.submit(read_slowly, server, body, pause)
         assert soon(lambda: server.engine.running == 1)
         assert server.complete("x", max_tokens=3).status_code == 200  # beside it
         assert soon(lambda: server.engine.running == 0, PATIENCE)  # though none of it has been read
         pause.set()
-        text = streamed(iter(slow.result().text.splitlines()), 1)
+        lines = slow.result()
     server.client.timeout = httpx.Timeout(PATIENCE)
-    body = server.complete("hello", max_tokens=tokens, temperature=1.0, seed=1, ignore_eos=True).json()
-    assert body["usage"]["completion_tokens"] == tokens
-    assert text == answers(body)
+    whole = server.client.post(server.url + TEXT, json=body).json()
+    prompt_ids = model.target.tokenizer("hello")["input_ids"]
+    params = SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=1, ignore_eos=True)
+    own = EagleModel(model.target).generate(prompt_ids, params)
+    assert streamed(iter(lines), 1) == answers(whole) == [(own.text, "length")]
+    usage = json.loads(lines[-4].removeprefix("data: "))["usage"]
+    for each in (usage, whole["usage"]):
+        assert (each["prompt_tokens"], each["completion_tokens"]) == (len(prompt_ids), tokens)
 
 
 def test_a_slow_reader_gets_all_of_its_answer_and_holds_up_nobody(target: Target) -> None:
-    with running_server(EagleModel(target, max_batch=2)) as server:
-        check_slow_reader(server, 400)
+    model = EagleModel(target, max_batch=2)
+    with running_server(model) as server:
+        check_slow_reader(server, model, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * PATIENCE)
 def test_an_answer_of_10_000_tokens(tmp_path: Path) -> None:
     folder = make_tiny_target(tmp_path / "long", max_length=10_100, layers=7)
-    model = EagleModel(load_target(str(folder), device="cpu", dtype="float32"), max_batch=2)
+    drafter = DrafterChoice.parse("ngram:min=1,max=4")
+    tree = TreeConfig.parse("chain:depth=3")
+    target = load_target(str(folder), device="cpu", dtype="float32")
+    model = EagleModel(target, tree=tree, drafter=drafter, max_batch=2)
     with running_server(model) as server:
-        check_slow_reader(server, 10_000)
+        check_slow_reader(server, model, 10_000)
+        before = resident(os.getpid())
+        for stream in (False, True):
+            body = {"prompt": "hello", "max_tokens": 10_000, "ignore_eos": True, "stream": stream}
+            assert server.client.post(server.url + TEXT, json=body).status_code == 200
+        assert resident(os.getpid()) - before < 16 * 2**20  # the slots have their size by now

@@ -116,6 +116,22 @@ def test_sigterm_exits_with_0_and_a_second_signal_does_not_wait_for_the_answer(t
         assert "Traceback" not in "\n".join(serving.log)
 
 
+def test_a_terminal_that_is_closed_ends_it_as_sigterm_does_unless_that_is_ignored(tiny_folder: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with serve_process(tiny_folder) as serving:
+            serving.process.send_signal(signal.SIGHUP)
+            assert '"finish_reason":"length"' in ask(serving.url, 20).text
+            assert serving.stop(signal.SIGINT) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with serve_process(tiny_folder) as serving, ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(ask, serving.url, 150)
+        assert soon(lambda: httpx.get(f"{serving.url}/health").json()["running"] == 1)
+        assert serving.stop(signal.SIGHUP) == 0
+        assert '"finish_reason":"length"' in answer.result().text
+
+
 def outcome(base_url: str, number: int) -> str:
     """What becomes of a request: "complete", "stopping" (an error says so), or "refused" at the door."""
     body = {

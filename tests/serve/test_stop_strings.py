@@ -10,8 +10,8 @@ LETTERS = st.text(alphabet="ab\n", max_size=12)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-def passed(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
-    filter_ = StopStrings(stops)
+def passed(stops: list[str], pieces: list[str], **options: bool) -> tuple[list[str], str | None]:
+    filter_ = StopStrings(stops, **options)
     shown = [filter_.push(piece) for piece in pieces]
     return [*shown, filter_.flush()], filter_.found
 
@@ -43,3 +43,5 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(stops: list[str
         assert found == longest
         text = text[: ends[0] - len(longest)]
     assert "".join(shown) == text
+    with_stop, _ = passed(stops, pieces, shown=True)
+    assert "".join(with_stop) == text + (found or "")

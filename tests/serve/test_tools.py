@@ -250,6 +250,7 @@ def test_special_tokens_around_a_call_are_seen(target: Target) -> None:
 
 USER = MESSAGES[0]
 STOP = TOOLS[1]
+STRICT = {"type": "function", "function": {"name": "stop", "strict": True}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "stop", "arguments": "{}"}}
 CALLED = {"role": "assistant", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "x", "tool_call_id": "c1"}
@@ -265,6 +266,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [STOP], "tool_choice": WEATHER}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [STOP], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+    ({"tools": [STRICT], "ignore_eos": True}, "ignore_eos"),
     ({"tools": [STOP], "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [STOP], "parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),

@@ -13,6 +13,7 @@ import torch
 
 from stages.errors import EagleError
 from stages.targets import FeatureTaps, Target, load_target, logit_scale, resolve_target
+from stages.targets.chat_template import with_chat_template
 from stages.targets.taps import eagle3_feature_layers
 from tests.features.families import FAMILIES, make_target
 from tests.tiny import make_tiny_target
@@ -143,6 +144,28 @@ def test_what_only_decoding_cannot_do_is_loaded_where_nothing_is_decoded(
 )
 def test_logits_are_scaled_as_the_targets_config_says(setting: dict, factor: float) -> None:
     assert logit_scale(SimpleNamespace(**setting)) == factor
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"", "is empty"),
+        (b"# Notes\nNothing of a chat.\n", "does not show what the user says"),
+        (b"{% for m in messages %}{{ m['role'] }}{% endfor %}", "does not show what the user says"),
+        (b"{% if %}", "is no Jinja template, line 1"),
+        (b"{{ messages[0]['content'] + 1 }}", "refuses a first message: "),
+        (b"{{ nosuch(messages) }}", "refuses a first message: 'nosuch' is undefined"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_chat_template_is_refused_with_the_reason(
+    text: bytes, complaint: str, tmp_path: Path, tiny_path: str
+) -> None:
+    (file := tmp_path / "chat.jinja").write_bytes(text)
+    target = load_target(tiny_path, device="cpu", dtype="float32")
+    with pytest.raises(EagleError, match=rf"--chat-template {file} {complaint}") as refusal:
+        with_chat_template(target, str(file))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_target_without_a_chat_template_says_so(tmp_path: Path) -> None:

@@ -57,9 +57,10 @@ def make_features(uri: Path | str, shards: Sequence[Sequence[FeatureRow]], weigh
     fingerprint = TargetFingerprint(
         name="none", config="0", tokenizer="0", chat_template="0", weights=weights, dtype="float32"
     )
-    with ArtifactWriter.open(
-        str(uri), "features", {"feature_layers": [2, 4, 5]}, target=fingerprint
-    ) as writer:
+    settings: dict[str, object] = {"feature_layers": [2, 4, 5]}
+    if all(_contexts(rows) for rows in shards):
+        settings["last"] = "all"
+    with ArtifactWriter.open(str(uri), "features", settings, target=fingerprint) as writer:
         for number, rows in enumerate(shards):
             shard = FeatureShard(
                 input_ids=torch.cat([row.input_ids for row in rows]),

@@ -319,6 +319,11 @@ def test_heads_of_other_kinds_are_trained_alike_and_continue_bit_for_bit(
     assert losses[-1] < losses[0]
 
 
-def test_a_head_that_features_have_not_enough_for_is_refused_with_the_flag(features: str, tmp_path: Path):
-    with pytest.raises(EagleError, match="--last all"):
-        run(make_config(features, tmp_path / "head", head="eagle1", draft_vocab_size=96), QUIET)
+def test_features_without_every_last_state_are_refused_before_anything_is_written(
+    features: str, every_state: str, tmp_path: Path
+):
+    config = make_config(every_state, tmp_path / "head", head="eagle1", draft_vocab_size=96)
+    config = config.model_copy(update={"features": [every_state, features]})
+    with pytest.raises(EagleError, match=rf"every token, and {features} has it .* extract with --last all"):
+        run(config, QUIET)
+    assert not (tmp_path / "head").exists()

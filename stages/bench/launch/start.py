@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from stages.bench.endpoint import PATIENCE_SECONDS
 from stages.bench.launch.command import Model, command_of
 from stages.bench.launch.launched import Launched
 from stages.bench.launch.line import LaunchLine
@@ -17,10 +18,15 @@ from stages.progress import Reporter
 
 
 @contextmanager
-def launch_all(lines: Sequence[LaunchLine], model: Model, report: Reporter) -> Iterator[list[Launched]]:
+def launch_all(
+    lines: Sequence[LaunchLine], model: Model, report: Reporter, patience: float = PATIENCE_SECONDS
+) -> Iterator[list[Launched]]:
     """The servers, healthy and asleep; they are stopped when the block ends, whatever ends it.
 
     Their logs are kept where something went wrong, in the folder that the error names.
+
+    Args:
+        patience: seconds without a token after which an answer counts as hung.
 
     Raises:
         EagleError: one cannot be started.
@@ -35,7 +41,7 @@ def launch_all(lines: Sequence[LaunchLine], model: Model, report: Reporter) -> I
                 log = folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', line.name)}.log"
                 server = Launched(line.name, command, port, log)
                 stack.callback(server.close)
-                server.wait()
+                server.wait(line.wait, patience)
                 with server.turn():
                     pass  # asleep from here on
                 servers.append(server)

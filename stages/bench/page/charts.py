@@ -13,6 +13,8 @@ _SIZE = 13  # of text, in the units of WIDTH
 _CHAR, _BOLD = 7.2, 8.6  # width of a character, about
 _INK, _GRID = "#222", "#ddd"
 _LEGEND_LINE = 20.0
+LONGEST_LABEL = 30
+"""Characters of what stands left of a bar."""
 MOST_NAMED, LONGEST_NAME = 5, 14
 """Lines, and characters of a name, up to which names stand at the ends of their lines."""
 
@@ -243,7 +245,7 @@ def _label_room(labels: Sequence[str]) -> float:
     return 16 + _CHAR * max((len(_cut(label)) for label in labels), default=0)
 
 
-def _cut(label: str, most: int = 22) -> str:
+def _cut(label: str, most: int = LONGEST_LABEL) -> str:
     return label if len(label) <= most else f"{label[: most - 1]}…"
 
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from stages.bench.contestant import PLAIN
 from stages.bench.levels import Sweep
 from stages.bench.load import Load
-from stages.bench.page.charts import PLAIN_STYLE, STYLES, Bar, Style, bar_chart, line_chart, stacked_chart
+from stages.bench.page.charts import (
+    LONGEST_LABEL,
+    PLAIN_STYLE,
+    STYLES,
+    Bar,
+    Style,
+    bar_chart,
+    line_chart,
+    stacked_chart,
+)
 from stages.bench.report import BenchReport
 from stages.bench.result import POOLED, title
 
@@ -142,9 +151,9 @@ def _speedup_bars(report: BenchReport, styles: dict[str, Style]) -> list[Bar]:
         and level.contestant not in (PLAIN, report.sweep and report.sweep.baseline)
         and (report.pooled is None or level.contestant != report.drafter)
     ]
-    if not others:
+    if not others and max(map(len, rows), default=0) <= LONGEST_LABEL:
         return [Bar(name, row.speedup, row.speedup_ci95, styles[main]) for name, row in rows.items()]
-    sets = rows or (*others[0].speedup_by_set, POOLED)
+    sets = list(rows) or [*others[0].speedup_by_set, POOLED]
     bars = []
     for name in sets:
         if name in rows:

@@ -60,7 +60,8 @@ def _what(report: BenchReport) -> str:
     given = report.settings["temperature"]
     several = given if isinstance(given, list) else [given]
     how = "greedy" if several == [0] else f"temperature {' and '.join(f'{each:g}' for each in several)}"
-    most = report.settings["max_new_tokens"]
+    given = report.settings["max_new_tokens"]
+    most = " and ".join(map(str, given)) if isinstance(given, list) else given
     return f"{_subject(report)} on {on}; {how}, answers of up to {most} tokens."
 
 

@@ -9,7 +9,7 @@ from stages.bench.levels import Level, Sweep
 from stages.bench.load import Load
 from stages.bench.metrics import Metrics
 from stages.bench.report import BenchReport
-from stages.bench.result import at_temperature, sameness, title
+from stages.bench.result import at_temperature, left_out, sameness, title
 
 _EVEN = 0.02
 """A difference of speed that is called none."""
@@ -25,11 +25,14 @@ def summary(report: BenchReport) -> list[str]:
         if view.pooled is not None:
             at = "" if view is report else f" and at temperature {temperature:g}"
             lines.append(_alone(view.pooled, title(report.drafter), len(view.sets), at))
+    lines += [] if report.pooled is None else left_out(report.pooled)
     lines += stalls(report)
     if report.sweep is not None:
         lines += _together(report.sweep, "" if report.pooled is None else report.drafter)
     if report.lossless is not None:
         lines += sameness(report.lossless, report.settings["dtype"])
+    elif report.pooled is not None:
+        lines.append("Whether the texts are the same was not looked at (--no-check-lossless).")
     return lines
 
 
