@@ -51,6 +51,10 @@ _DOUBT = 0.5
 _SOONEST = 3
 """Cycles that are watched before that."""
 
+_CAUTION = 1.1
+"""What drafting in a batch must bring over its price: near break-even nothing is won, and a busy server
+loses."""
+
 _MEMORY = 48
 _LONG_MEMORY = 200
 
@@ -317,7 +321,7 @@ class CostPlanner:
         rate.learn(batch + sum(accepted), draft_s + verify_s)
         # The table's times, corrected, are steadier than those of this one cycle.
         extra = draft_s + self.costs.verify_s(batch + nodes) - plain
-        gain = sum(accepted) - extra * batch / plain
+        gain = sum(accepted) - _caution(batch) * extra * batch / plain
         common = self._common.setdefault(kind, Habit())
         for slot, tree, count in zip(slots, trees, accepted, strict=True):
             if slot in self._drafted:
@@ -380,6 +384,7 @@ class CostPlanner:
         plain = self.costs.verify_s(batch)
         rate = self._rates.get(_kind(batch))
         worth = max(batch / plain, rate.tokens_per_s if rate else 0.0)
+        worth *= _caution(batch)
         most = drafting * self.tree.nodes
         nodes = [worth * (self.costs.verify_s(batch + k) - plain) for k in range(most + 1)]
         rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self.tree.width + 1)]
@@ -400,6 +405,10 @@ class _Rate:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def _caution(batch: int) -> float:
+    return _CAUTION if batch > 1 else 1.0
 
 
 def _kind(batch: int) -> int:

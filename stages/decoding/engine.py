@@ -83,6 +83,7 @@ class Engine:
         self._reading: list[Running] = []
         self._running: list[Running] = []
         self._warm = WarmSlots() if prefix_reuse else None
+        self._extended_s = 0.0  # what the last cycle spent on its drafts after they had been verified
 
     @property
     def token_bytes(self) -> int:
@@ -301,17 +302,19 @@ class Engine:
         verified = time.perf_counter()
         for sequence, tree, (_, path, tokens) in zip(running, trees, walks, strict=True):
             sequence.stats.count(tree, len(tokens), min(len(path) - 1, len(tokens)))
-        self._observe(running, trees, walks, drafted - began, verified - drafted)
+        self._observe(running, trees, walks, drafted - began + self._extended_s, verified - drafted)
         emissions, kept = [], []
         for sequence, (begin, path, tokens), logprobs in zip(running, walks, told, strict=True):
             stored = sequence.stored
             emissions.append(self._emit(sequence, tokens, logprobs, min(len(path) - 1, len(tokens))))
             if sequence.finish_reason is None or self._warm is not None:
                 kept.append((sequence, stored, begin, path[: len(tokens)], tokens))
+        emitted = time.perf_counter()
         self._pass.keep([(s.slot, stored, path) for s, stored, _, path, _ in kept])
         self._extend([(s, begin, path, tokens) for s, _, begin, path, tokens in kept if s.drafts], states)
         self._release_finished(running)
         now = time.perf_counter()
+        self._extended_s = now - emitted
         for sequence in running:
             stats = sequence.stats
             stats.draft_s += (drafted - began) + (now - verified)
