@@ -2,7 +2,8 @@
 them."""
 
 from stages.decoding.batch import GenerationResult, generate_batch
-from stages.decoding.cost import CostPlanner, Costs, Decisions, FixedPlanner, Planner
+from stages.decoding.cost import CostPlanner, Decisions, FixedPlanner, Planner
+from stages.decoding.costs import Costs
 from stages.decoding.drafters import Drafter, DrafterChoice, EagleDrafter, make_drafter
 from stages.decoding.engine import Emission, Engine, GenerationRequest
 from stages.decoding.logprobs import TokenLogprobs

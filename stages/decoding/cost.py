@@ -21,20 +21,20 @@ busier machine shifts the decisions.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stages.decoding.costs import Costs
 from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
-from stages.errors import EagleError
 
 FIRST_WAIT, LONGEST_WAIT = 16, 256
-"""Plain cycles before drafting is tried again."""
+"""Plain cycles before drafting is tried again, the shortest and the longest wait, by the sequences of the
+the drafter must read first what all of them hold, and those that come and go meanwhile cost nothing."""
 
-PLAIN_EVERY = 256
-"""Cycles after which a plain one is due, so that what it costs stays known."""
+PLAIN_FIRST, PLAIN_EVERY = 12, 256
+"""Cycles after which a plain one is due, so that what it costs stays known; more and more of them."""
 
 PRICES_HOLD = 8
 """Cycles for which prices are used."""
@@ -57,82 +57,6 @@ loses."""
 
 _MEMORY = 48
 _LONG_MEMORY = 200
-
-
-class Costs:
-    """Seconds of a verification and of a drafter's pass, by rows; what was measured, corrected by what is
-    observed."""
-
-    def __init__(
-        self, verify: Mapping[int, float], draft: Mapping[int, float], *, padded: bool = False
-    ) -> None:
-        """Args:
-            verify, draft: seconds by rows of the whole batch, at least one entry each; a drafter without cost
-                has {1: 0.0}.
-            padded: rows between two entries cost what the next one does, as where shapes are fixed; else
-                they lie on the line between.
-
-        Raises:
-            EagleError: a table is empty or has an entry that is no time.
-        """
-        for name, table in (("verify", verify), ("draft", draft)):
-            if (
-                not table
-                or min(table) < 1
-                or min(table.values()) < 0
-                or (name == "verify" and 0 in table.values())
-            ):
-                raise EagleError(f"the table of {name} costs must give seconds by rows, not {dict(table)}")
-        self._verify, self._draft = _Table(verify, padded), _Table(draft, padded)
-
-    def verify_s(self, rows: int) -> float:
-        """Seconds of a verification of so many rows."""
-        return self._verify.at(rows)
-
-    def draft_s(self, rows: int) -> float:
-        """Seconds of a drafter's pass over so many rows."""
-        return self._draft.at(rows)
-
-    def observe(self, rows: int, verify_s: float, passes: Sequence[int], draft_s: float) -> None:
-        """What a cycle took: a verification of ``rows``, and drafter passes of so many rows each."""
-        self._verify.correct([rows], verify_s)
-        if passes:
-            self._draft.correct(passes, draft_s)
-
-
-class _Table:
-    def __init__(self, seconds: Mapping[int, float], padded: bool) -> None:
-        self._sizes = sorted(seconds)
-        self._seconds = [seconds[size] for size in self._sizes]
-        self._padded = padded
-        self._all = 1.0  # of the machine as it is now, over what was measured
-        self._each = [1.0] * len(self._sizes)
-
-    def at(self, rows: int) -> float:
-        sizes, i = self._sizes, bisect_left(self._sizes, rows)
-        if i == len(sizes):  # beyond the last: on the line through the last two
-            here = self._value(i - 1)
-            if i == 1:
-                return self._all * here * rows / sizes[0]
-            slope = max(0.0, here - self._value(i - 2)) / (sizes[i - 1] - sizes[i - 2])
-            return self._all * (here + slope * (rows - sizes[i - 1]))
-        if i == 0 or self._padded or sizes[i] == rows:
-            return self._all * self._value(i)
-        low, high = self._value(i - 1), self._value(i)
-        return self._all * (low + (high - low) * (rows - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
-
-    def _value(self, i: int) -> float:
-        return self._seconds[i] * self._each[i]
-
-    def correct(self, rows: Sequence[int], seconds: float) -> None:
-        expected = sum(self.at(r) for r in rows)
-        if expected <= 0 or seconds <= 0:
-            return
-        off = max(0.5, min(2.0, seconds / expected))  # one stutter must not move much
-        self._all *= off**0.03
-        for r in rows:
-            i = min(bisect_left(self._sizes, r), len(self._sizes) - 1)
-            self._each[i] *= off ** (0.07 / len(rows))
 
 
 @dataclass
@@ -233,7 +157,7 @@ class Habit:
     gain: mean tokens that a drafting cycle has gained lately over a plain one; weight: cycles it rests on;
         variance: of the gains, a guess at first.
     tried: whether it has been given up before; then a trial must show a gain.
-    until: the cycle at which drafting is tried again; wait: how many cycles lie between.
+    until: the cycle at which drafting is tried again; wait: how many cycles a sequence lie between.
     """
 
     gain: float = 0.0
@@ -268,8 +192,10 @@ class CostPlanner:
         self._common: dict[int, Habit] = {}  # of all sequences, by kind of batch
         self._rates: dict[int, _Rate] = {}
         self._alone: dict[int, Habit] = {}  # of sequences that run alone, by slot
-        self._plain_at: dict[int, int] = {}  # by kind of batch: the last cycle without a drafted node
+        self._plain: dict[int, tuple[int, int]] = {}  # by kind of batch: the last one, and when one is due
         self._drafted: set[int] = set()
+        self._probing = False
+        self._probes: dict[int, tuple[int, int]] = {}  # by kind of batch: the next one, and the wait before
         self._made: dict[tuple[int, int], tuple[int, Prices]] = {}  # when, by batch and how many draft
 
     def start(self, slot: int) -> None:
@@ -278,7 +204,8 @@ class CostPlanner:
     def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
         self._clock += 1
         batch = len(slots)
-        due = self._clock - self._plain_at.setdefault(_kind(batch), self._clock) >= PLAIN_EVERY
+        at, every = self._plain.setdefault(_kind(batch), (self._clock, PLAIN_FIRST))
+        due = self._clock - at >= every
         self._drafted = {
             slot
             for slot, room in zip(slots, left, strict=True)
@@ -288,9 +215,15 @@ class CostPlanner:
         if not self._drafted:
             return [TreePlan.none()] * batch
         prices = self._prices(batch, len(self._drafted))
-        if all(price >= 0.999 * k for k, price in enumerate(prices.nodes)):  # not even a sure draft would pay
-            self._drafted = set()
-            return [TreePlan.none()] * batch
+        self._probing = all(price >= 0.999 * k for k, price in enumerate(prices.nodes))
+        if self._probing:  # not even a sure draft would pay, if that is what it costs
+            at, wait = self._probes.setdefault(_kind(batch), (self._clock + FIRST_WAIT, FIRST_WAIT))
+            if self._clock < at:
+                self._drafted = set()
+                return [TreePlan.none()] * batch
+            wait = min(2 * wait, LONGEST_WAIT)
+            self._probes[_kind(batch)] = self._clock + wait * batch, wait
+            prices = _PROBE
         self.decisions.drafting += len(self._drafted)
         limits = self.tree
         return [
@@ -313,32 +246,49 @@ class CostPlanner:
         kind = _kind(batch)
         self.costs.observe(batch + nodes, verify_s, passes, draft_s)
         if not nodes:
-            self._plain_at[kind] = self._clock
-        if not self._drafted:
+            at, every = self._plain.get(kind, (self._clock, PLAIN_FIRST))
+            longer = self._clock - at >= every
+            self._plain[kind] = self._clock, min(every * 5 // 4, PLAIN_EVERY) if longer else every
+        if not self._drafted or self._probing:
             return
-        plain = self.costs.verify_s(batch)
+        # By the tables, which all cycles have made: the times of this one alone say little. What waited to
+        # be read, a prompt or what was decoded plainly, is no part of what drafting costs where it goes on.
+        steady = min(passes[0], len(self._drafted) + sum(accepted)) if passes else 0
+        plain, verify = self.costs.verify_s(batch), self.costs.verify_s(batch + nodes)
+        draft = sum(map(self.costs.draft_s, [steady, *passes[1:]] if passes else []))
         rate = self._rates.setdefault(kind, _Rate())
-        rate.learn(batch + sum(accepted), draft_s + verify_s)
-        # The table's times, corrected, are steadier than those of this one cycle.
-        extra = draft_s + self.costs.verify_s(batch + nodes) - plain
-        gain = sum(accepted) - _caution(batch) * extra * batch / plain
-        common = self._common.setdefault(kind, Habit())
+        rate.learn(batch + sum(accepted), draft + verify)
+        gain = sum(accepted) - _caution(batch) * (draft + verify - plain) * batch / plain
+        common = self._of_batch(kind)
         for slot, tree, count in zip(slots, trees, accepted, strict=True):
             if slot in self._drafted:
                 self.decisions.count(tree, count)
         if batch == 1:
             common.learn(gain, _LONG_MEMORY)
-            self._judge(self._alone[slots[0]], gain, common)
+            self._judge(self._alone[slots[0]], gain, common, 1)
         else:
-            self._judge(common, gain / len(self._drafted), common)
+            self._judge(common, gain / len(self._drafted), common, batch)
 
     def _drafts(self, slot: int, batch: int) -> bool:
         """Whether the sequence drafts in this cycle."""
         if batch > 1:
-            return self._awake(self._common.setdefault(_kind(batch), Habit()))
+            return self._awake(self._of_batch(_kind(batch)))
         if slot not in self._alone:
             self._alone[slot] = self._begin()
         return self._awake(self._alone[slot])
+
+    def _of_batch(self, kind: int) -> Habit:
+        """Where a smaller batch has given drafting up, a larger one, to whom its nodes are dearer, begins
+        with that."""
+        if kind not in self._common:
+            smaller = [habit for k, habit in self._common.items() if 0 < k < kind and not habit.drafting]
+            wait = max((habit.wait for habit in smaller), default=0)
+            self._common[kind] = (
+                Habit(drafting=False, tried=True, until=self._clock + (wait << kind), wait=wait)
+                if wait
+                else Habit()
+            )
+        return self._common[kind]
 
     def _awake(self, habit: Habit) -> bool:
         if not habit.drafting and self._clock >= habit.until:
@@ -356,7 +306,7 @@ class CostPlanner:
             return Habit(common.gain, min(common.weight, 4.0))
         return Habit(drafting=False, tried=True, until=self._clock + FIRST_WAIT, wait=common.wait)
 
-    def _judge(self, habit: Habit, gain: float, common: Habit) -> None:
+    def _judge(self, habit: Habit, gain: float, common: Habit, batch: int) -> None:
         """Learn a gain, and give drafting up where it does not pay."""
         habit.learn(gain, _MEMORY)
         # Doubt is for drafting at first: a few cycles without luck say little.
@@ -366,7 +316,7 @@ class CostPlanner:
         if lost:
             self.decisions.given_up += 1
             habit.drafting, habit.tried = False, True
-            habit.until = self._clock + habit.wait
+            habit.until = self._clock + habit.wait * batch
             habit.wait = min(habit.wait * 2, LONGEST_WAIT)
             common.wait = max(common.wait, habit.wait)
         elif habit.weight > TRIAL and habit.gain > _MARGIN:
@@ -405,6 +355,10 @@ class _Rate:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+_PROBE = Prices((0.0, 0.0), (0.0,))
+"""A single node, to see what it costs."""
 
 
 def _caution(batch: int) -> float:

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from kernels import MAX_NODES
-from stages.decoding.cost import Costs, Planner
+from stages.decoding.cost import Planner
+from stages.decoding.costs import Costs
 from stages.decoding.device import DeviceLoop, Entry, drafts_for
 from stages.decoding.drafters import Drafter
 from stages.decoding.logprobs import TokenLogprobs

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stages.decoding.cost import Costs, Planner
+from stages.decoding.cost import Planner
+from stages.decoding.costs import Costs
 from stages.decoding.drafters.calibration import Calibration
 from stages.decoding.growth import TreeGrowth, frontiers, trees
 
@@ -61,7 +62,11 @@ class Profile:
 
 @dataclass
 class World:
-    """Sequences that decode side by side, each of ``tokens`` tokens, one following the other in its slot."""
+    """Sequences that decode side by side, each of ``tokens`` tokens, one following the other in its slot.
+
+    prompt: tokens that the drafter reads before its first tree of a sequence.
+    mood: how much longer than ``costs`` all takes on the machine, by the time.
+    """
 
     profile: Callable[[int], Profile]  # of the sequence with this number
     costs: Costs
@@ -69,15 +74,19 @@ class World:
     tokens: int = 200
     seed: int = 0
     calibration: Calibration | None = None
+    prompt: int = 0
+    mood: Callable[[float], float] = lambda seconds: 1.0
     seconds: float = 0.0
     put_out: int = 0
     used: list[int] = field(default_factory=list)
+    waiting: dict[int, int] = field(default_factory=dict)  # by slot: tokens that the drafter has not read
 
     def run(self, planner: Planner, sequences: int) -> float:
         """Tokens a second."""
         source = random.Random(self.seed)
         profiles = {slot: self.profile(slot) for slot in range(self.batch)}
         left = dict.fromkeys(range(self.batch), self.tokens)
+        self.waiting = dict.fromkeys(range(self.batch), self.prompt + 1)
         begun = self.batch
         while left:
             slots = sorted(left)
@@ -85,11 +94,13 @@ class World:
                 slots, self._cycle(planner, slots, profiles, left, source), strict=True
             ):
                 left[slot] -= accepted + 1
+                self.waiting[slot] += accepted + 1
                 self.put_out += accepted + 1
                 if left[slot] <= 0:
                     del left[slot]
                     if begun < sequences:
                         left[slot], profiles[slot] = self.tokens, self.profile(begun)
+                        self.waiting[slot] = self.prompt + 1
                         planner.start(slot)
                         begun += 1
         return self.put_out / self.seconds
@@ -124,8 +135,9 @@ class World:
         drafting = [b for b, plan in enumerate(plans) if plan.kind != "none" and plan.depth > 0]
         passes = []
         if drafting:
-            passes.append(len(drafting))
+            passes.append(sum(self.waiting[slots[b]] for b in drafting))
             for b in drafting:
+                self.waiting[slots[b]] = 0
                 branch(b, -1)
             while any(levels := frontiers(growths)):
                 passes.append(sum(map(len, levels)))
@@ -134,8 +146,9 @@ class World:
                     for candidate in level:
                         branch(b, candidate)
         made = trees(growths)
-        draft_s = sum(self.costs.draft_s(rows) for rows in passes)
-        verify_s = self.costs.verify_s(sum(len(tree.tokens) for tree in made))
+        mood = self.mood(self.seconds)
+        draft_s = mood * sum(self.costs.draft_s(rows) for rows in passes)
+        verify_s = mood * self.costs.verify_s(sum(len(tree.tokens) for tree in made))
         accepted = []
         for b, tree in enumerate(made):
             output = self._output(truth[b], growths[b])
