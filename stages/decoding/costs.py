@@ -11,6 +11,9 @@ from stages.errors import EagleError
 _FIRST_SIGHT = 4
 """Cycles that a measured time counts for."""
 
+_HOLD = 4
+"""Corrections that are taken in at once."""
+
 
 class Costs:
     """Seconds of a verification and of a drafter's pass, by rows; what was measured, corrected by what is
@@ -85,6 +88,7 @@ class _Table:
         self._each = [_Entry(seconds[size]) for size in self._sizes]
         self._last = _Shift()
         self._values = _rising([entry.seconds for entry in self._each])
+        self._stale = 0  # corrections since
 
     def at(self, rows: int) -> float:
         sizes, i = self._sizes, bisect_left(self._sizes, rows)
@@ -109,7 +113,9 @@ class _Table:
         for r in rows:
             i = min(bisect_left(self._sizes, r), len(self._sizes) - 1)
             self._each[i].correct(off / len(rows))
-        self._values = _rising([entry.seconds for entry in self._each])
+        self._stale += 1
+        if self._stale == _HOLD:
+            self._values, self._stale = _rising([entry.seconds for entry in self._each]), 0
 
 
 def _rising(values: Sequence[float]) -> list[float]:
