@@ -12,10 +12,11 @@ nodes (`Prices`) meets the calibrated chances of the candidates: levels are adde
 they gain (`stages.decoding.growth`): a sure head goes deep, an unsure one stops at once. *Between cycles*
 there is a `Habit`, of each sequence where it runs alone and else of the batch, which shares most of the cost:
 while drafting has gained lately it goes on; when it has not, decoding is plain and drafting tried again
-later, the waits doubling as trials fail.
+later, the waits doubling as trials fail. Where by the costs not even a sure draft would pay, a single node is
+drafted now and then, so that a wrong table does not rule for good.
 
-Costs are measured once (`Costs`), and corrected by every cycle's own times, so that a longer context or a
-busier machine shifts the decisions.
+Costs are measured once (`stages.decoding.costs`), and corrected by every cycle's own times, so that a longer
+context or a busier machine shifts the decisions.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from stages.decoding.costs import Costs
 from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
 
 FIRST_WAIT, LONGEST_WAIT = 16, 256
-"""Plain cycles before drafting is tried again, the shortest and the longest wait, by the sequences of the
-the drafter must read first what all of them hold, and those that come and go meanwhile cost nothing."""
+"""Plain cycles a sequence of the batch before drafting is tried again, at first and at most. The drafter must
+read what all of them hold before it can draft; of those that come and go meanwhile it reads nothing."""
 
 PLAIN_FIRST, PLAIN_EVERY = 12, 256
 """Cycles after which a plain one is due, so that what it costs stays known; more and more of them."""
