@@ -5,7 +5,8 @@
 
 over the tokens v that are allowed and that the filters keep (`kernels.filters`), with G of `kernels.noise`:
 adding Gumbel noise and taking the maximum draws from softmax(x), and since the noise belongs to a position
-and not to a node, the draw is the one plain decoding would make there. Ties go to the lowest id. From the
+and not to a node, the draw is the one plain decoding would make there. Ties go to the lowest id. A logit that
+is NaN counts as -inf; the first +inf is drawn where there is one, and token 0 where all are -inf. From the
 root the walk descends to the child whose token is y of its parent, until there is none; the last y is the
 bonus. `path` and `count` are the moves of the cache's rows, as `kernels.compact` takes them.
 
@@ -52,13 +53,14 @@ class Acceptance:
 
 
 def first_argmax(values: Tensor) -> Tensor:
-    """Index of the first maximum along the last dimension: int64 [...] of [..., V].
+    """Index of the first maximum along the last dimension, NaN counting as -inf: int64 [...] of [..., V].
 
-    The same as `values.argmax(-1)`, several times faster on a CPU: a maximum without its index is vectorised,
-    so tiles are reduced first, and the index is sought in one tile only.
+    On a CPU several times faster than `values.argmax(-1)`: a maximum without its index is vectorised, so
+    tiles are reduced first, and the index is sought in one tile only.
     """
     if _has_ops(values):
         return torch.ops.eagle_cpu.argmax(values)
+    values = values.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     size = values.shape[-1]
     tiles = size // _TILE
     if values.device.type != "cpu" or tiles < 2:
@@ -146,12 +148,14 @@ def _sample(scaled: Tensor, seed: Tensor, sample: Tensor, position: Tensor) -> T
         int64 [M].
     """
     vocab_size = scaled.shape[1]
+    scaled.nan_to_num_(-torch.inf, torch.inf, -torch.inf)
     keys = list(zip(seed.tolist(), sample.tolist(), position.tolist(), strict=True))
     distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     peak = scaled.amax(-1, keepdim=True)
     # A token this far below the peak loses whatever the noise, so after top-k, top-p or at a low temperature
     # few tokens need any. The last term covers the rounding of the sum.
-    keep = scaled >= peak - (GUMBEL_MAX - GUMBEL_MIN) - peak.abs() * 2.0**-22
+    reach = peak - (GUMBEL_MAX - GUMBEL_MIN) - peak.abs() * 2.0**-22
+    keep = scaled >= torch.where(peak.isinf(), peak, reach)
     counts = keep.sum(-1)
     if int(counts.sum()) * 8 < len(distinct) * vocab_size:
         row, token = keep.nonzero(as_tuple=True)

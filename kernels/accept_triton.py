@@ -120,7 +120,7 @@ def _head_kernel(
     logits *= scale
     if SOFTCAP:
         logits = softcap * (2.0 * tl.sigmoid(2.0 * logits / softcap) - 1.0)
-    visible = (row < rows)[:, None] & (token < vocab_size)[None, :]
+    visible = (row < rows)[:, None] & (token < vocab_size)[None, :] & (logits == logits)
     if ALLOWED:
         words = tl.cdiv(vocab_size, 32)
         word = tl.load(

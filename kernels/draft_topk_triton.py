@@ -67,7 +67,7 @@ def _topk_kernel(
                 position = tl.load(positions_ptr + row) + 1
                 if MAPPED:
                     ids = tl.load(target_ids_ptr + token, mask=inside, other=0)
-                    noise = gumbel_tokens(seed, sample, position, ids, BLOCK)
+                    noise = gumbel_tokens(seed, sample, position, ids)
                 else:
                     noise = gumbel_tile(seed, sample, position, start // 4, BLOCK // 4)
                 z += tl.load(strength_ptr + row) * noise

@@ -7,7 +7,7 @@ With x = logits / T, and p = softmax(x) over what is left at each stage:
     min-p   keeps x >= max x + log(min_p)
 
 in this order; tokens that tie with the last one kept are kept, so each filter is a threshold and so are all
-three together. A greedy node has none: filters cannot change its choice.
+three together. A greedy node has none: filters cannot change its choice. NaN counts as -inf.
 
 Cost: sorting, in torch. The kernel searches the threshold instead, two bits of the number a pass: V elements
 are read 1 + 8 times a filter in bf16 (1 + 16 in fp32), all but the first time from the L2 cache. The CPU op
@@ -92,7 +92,8 @@ def filter_floor_torch(
     if allowed is not None:
         logits = logits.masked_fill(~allowed_tokens(allowed, vocab_size), -torch.inf)
     heat = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
-    x = (logits.float() / heat).sort(-1, descending=True).values  # [B, N, V]
+    x = (logits.float() / heat).nan_to_num_(-torch.inf, torch.inf, -torch.inf)
+    x = x.sort(-1, descending=True).values  # [B, N, V]
     top_k, top_p, min_p = (f[:, None, None] for f in (filters.top_k, filters.top_p, filters.min_p))
     k = torch.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
     floor = x.gather(-1, (k - 1).expand(*x.shape[:2], 1))  # the k-th largest
@@ -100,7 +101,7 @@ def filter_floor_torch(
     before = mass.cumsum(-1) - mass
     kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
     nucleus = torch.where(top_p < 1, x.gather(-1, kept - 1), -torch.inf)
-    least = x[..., :1] + min_p.log()
+    least = torch.where(min_p > 0, x[..., :1] + min_p.log(), -torch.inf)
     floor = torch.where(k < vocab_size, floor, -torch.inf)
     floor = torch.maximum(torch.maximum(floor, nucleus), least).squeeze(-1)
     return torch.where(temperature[:, None] > 0, floor, -torch.inf)

@@ -23,15 +23,15 @@ _KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 
 @triton.jit
 def masked_logits(logits_ptr, allowed_ptr, start, vocab_size, ALLOWED: tl.constexpr, BLOCK: tl.constexpr):
-    """fp32 logits of the tokens `start` to `start + BLOCK - 1`; -inf beyond the vocabulary, and where the
-    words of `allowed` rule them out."""
+    """fp32 logits of the tokens `start` to `start + BLOCK - 1`; -inf beyond the vocabulary, where the words
+    of `allowed` rule them out, and in place of NaN."""
     token = start + tl.arange(0, BLOCK)
     inside = token < vocab_size
     logits = tl.load(logits_ptr + token, mask=inside, other=float("-inf")).to(tl.float32)
     if ALLOWED:
         word = tl.load(allowed_ptr + token // 32, mask=inside, other=0)
         logits = tl.where(((word >> (token % 32)) & 1) != 0, logits, float("-inf"))
-    return logits
+    return tl.where(logits == logits, logits, float("-inf"))
 
 
 @triton.jit
@@ -141,9 +141,9 @@ def _floor_kernel(
             )
             key = tl.maximum(key, nucleus)
         least = tl.div_rn(_value_of(key, BITS), temperature)
-        floor = tl.maximum(
-            tl.where(key == 0, float("-inf"), least), tl.div_rn(peak, temperature) + tl.log(min_p)
-        )
+        floor = tl.where(key == 0, float("-inf"), least)
+        if min_p > 0.0:
+            floor = tl.maximum(floor, tl.div_rn(peak, temperature) + tl.log(min_p))
     tl.store(floor_ptr + row, floor)
 
 

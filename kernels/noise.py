@@ -72,10 +72,14 @@ def philox4x32(
     return x0, x1 & _MASK, x2, x3 & _MASK
 
 
+def uniform_from_word(word: Tensor) -> Tensor:
+    """Numbers in (0, 1), in place of uint32 words that were rounded to fp32."""
+    return word.add_(0.5).mul_(2.0**-32).clamp_(max=BELOW_ONE)
+
+
 def gumbel_from_word(word: Tensor) -> Tensor:
-    """Standard Gumbel variables, in place of uint32 words that were rounded to fp32."""
-    word.add_(0.5).mul_(2.0**-32).clamp_(max=BELOW_ONE)
-    return word.neg_().log1p_().neg_().log_().neg_()
+    """Standard Gumbel variables, likewise."""
+    return uniform_from_word(word).neg_().log1p_().neg_().log_().neg_()
 
 
 def _keys(seed: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,13 +105,18 @@ def gumbel_noise(seed: Tensor, sample: Tensor, position: Tensor, token: Tensor) 
     return gumbel_noise_torch(seed, sample, position, token)
 
 
-def gumbel_noise_torch(seed: Tensor, sample: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """`gumbel_noise` in torch."""
+def noise_words(seed: Tensor, sample: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """The word of each of the given tokens: int64 [..., K] holding uint32 values, by the arguments of
+    `gumbel_noise`."""
     seed, sample, position = (t.unsqueeze(-1) for t in (seed, sample, position))
     words = philox4x32(token >> 2, position & _MASK, sample & _MASK, torch.zeros_like(token), *_keys(seed))
     low, high = (token & 1).bool(), (token & 2).bool()
-    word = torch.where(high, torch.where(low, words[3], words[2]), torch.where(low, words[1], words[0]))
-    return gumbel_from_word(word.to(torch.float32))
+    return torch.where(high, torch.where(low, words[3], words[2]), torch.where(low, words[1], words[0]))
+
+
+def gumbel_noise_torch(seed: Tensor, sample: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """`gumbel_noise` in torch."""
+    return gumbel_from_word(noise_words(seed, sample, position, token).to(torch.float32))
 
 
 def gumbel_noise_vocab(seed: Tensor, sample: Tensor, position: Tensor, vocab_size: int) -> Tensor:

@@ -17,9 +17,15 @@ _BLOCK = 1024
 
 
 @triton.jit
+def uniform_from_word(word):
+    """The fp32 numbers in (0, 1) that uint32 words stand for."""
+    return tl.minimum((word.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 0.99999994)
+
+
+@triton.jit
 def gumbel_from_word(word):
     """Standard Gumbel variables, fp32, from uint32 words."""
-    v = tl.minimum((word.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 0.99999994)
+    v = uniform_from_word(word)
     u = 1.0 - v
     seen = 1.0 - u
     # v itself where 1 - v rounds to 1; the divisor is replaced there to keep 0 / 0 out.
@@ -28,44 +34,54 @@ def gumbel_from_word(word):
 
 
 @triton.jit
+def noise_words(seed, sample, position, counter):
+    """Words of the tokens 4 c, 4 c + 1, 4 c + 2, 4 c + 3 of counters c: four uint32 blocks of their shape.
+
+    Keys are int64 scalars, or blocks that broadcast with the counters; the seed's is a scalar or whole.
+    """
+    zero = tl.zeros_like(counter).to(tl.uint32)
+    return tl.philox(
+        seed, counter.to(tl.uint32), zero + position.to(tl.uint32), zero + sample.to(tl.uint32), zero
+    )
+
+
+@triton.jit
+def in_order_of_tokens(w0, w1, w2, w3):
+    """The words [..., C] of C counters as one block [..., 4 C]."""
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+
+
+@triton.jit
 def gumbel_tile(seed, sample, position, first_call, CALLS: tl.constexpr):
     """Noise of the tokens 4 * first_call .. 4 * (first_call + CALLS) - 1: fp32 [4 * CALLS].
 
     seed, sample, position are int64 scalars, first_call an integer scalar.
     """
-    counter = (first_call + tl.arange(0, CALLS)).to(tl.uint32)
-    position = tl.zeros([CALLS], tl.uint32) + position.to(tl.uint32)
-    sample = tl.zeros([CALLS], tl.uint32) + sample.to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(seed, counter, position, sample, tl.zeros([CALLS], tl.uint32))
-    word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    return gumbel_from_word(word)
+    w0, w1, w2, w3 = noise_words(seed, sample, position, first_call + tl.arange(0, CALLS))
+    return gumbel_from_word(in_order_of_tokens(w0, w1, w2, w3))
 
 
 @triton.jit
 def gumbel_rows(seed, sample, position, first_call, ROWS: tl.constexpr, CALLS: tl.constexpr):
     """`gumbel_tile` of several rows: fp32 [ROWS, 4 * CALLS] of int64 [ROWS] keys."""
-    zero = tl.zeros([ROWS, CALLS], tl.uint32)
-    counter = zero + (first_call + tl.arange(0, CALLS)).to(tl.uint32)[None, :]
-    w0, w1, w2, w3 = tl.philox(
-        tl.zeros([ROWS, CALLS], tl.int64) + seed[:, None],
-        counter,
-        zero + position.to(tl.uint32)[:, None],
-        zero + sample.to(tl.uint32)[:, None],
-        zero,
-    )
-    return gumbel_from_word(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+    counter = tl.zeros([ROWS, CALLS], tl.int32) + (first_call + tl.arange(0, CALLS))[None, :]
+    seed = tl.zeros([ROWS, CALLS], tl.int64) + seed[:, None]
+    w0, w1, w2, w3 = noise_words(seed, sample[:, None], position[:, None], counter)
+    return gumbel_from_word(in_order_of_tokens(w0, w1, w2, w3))
 
 
 @triton.jit
-def gumbel_tokens(seed, sample, position, token, BLOCK: tl.constexpr):
-    """Noise of any tokens: fp32 [BLOCK] of scalar keys and int64 token ids [BLOCK]."""
-    zero = tl.zeros([BLOCK], tl.uint32)
-    counter = (token >> 2).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(
-        seed, counter, zero + position.to(tl.uint32), zero + sample.to(tl.uint32), zero
-    )
+def word_of_token(w0, w1, w2, w3, token):
+    """Each token's word among the four of its counter."""
     low, high = (token & 1) != 0, (token & 2) != 0
-    return gumbel_from_word(tl.where(high, tl.where(low, w3, w2), tl.where(low, w1, w0)))
+    return tl.where(high, tl.where(low, w3, w2), tl.where(low, w1, w0))
+
+
+@triton.jit
+def gumbel_tokens(seed, sample, position, token):
+    """Noise of any tokens: fp32 [BLOCK] of scalar keys and int64 token ids [BLOCK]."""
+    w0, w1, w2, w3 = noise_words(seed, sample, position, token >> 2)
+    return gumbel_from_word(word_of_token(w0, w1, w2, w3, token))
 
 
 @triton.jit
@@ -76,7 +92,7 @@ def _token_kernel(seed_ptr, sample_ptr, position_ptr, token_ptr, out_ptr, width,
     inside = column < width
     token = tl.load(token_ptr + row * width + column, mask=inside, other=0)
     noise = gumbel_tokens(
-        tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + row), token, BLOCK
+        tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + row), token
     )
     tl.store(out_ptr + row * width + column, noise, mask=inside)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import traceback
 from collections.abc import Iterator, Sequence
@@ -83,7 +82,7 @@ class Report:
 def table(rows: Sequence[Row]) -> str:
     """Aligned columns, those of the first row."""
     columns = list(rows[0]) if rows else []
-    lines = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    lines = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join("  ".join(t.rjust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
 
@@ -98,5 +97,7 @@ def _cell(value: Any) -> str:
 
 def machine() -> Row:
     """The device, and versions."""
+    import triton  # whose package has other names on ROCm
+
     name = torch.cuda.get_device_name() if CUDA else "CPU, in Triton's interpreter: times mean nothing"
-    return {"device": name, "torch": torch.__version__, "triton": importlib.metadata.version("triton")}
+    return {"device": name, "torch": torch.__version__, "triton": triton.__version__}

@@ -47,25 +47,36 @@ def ops_loaded() -> bool:
     return bool(_outcome) and _outcome[0] is None
 
 
+def compiler() -> str | None:
+    """The C++ compiler of this machine."""
+    return os.environ.get("CXX") or shutil.which("g++")
+
+
 def _load() -> str | None:
     if os.environ.get("EAGLE_CPU_OPS") == "off":
         return "EAGLE_CPU_OPS=off"
     if platform.system() != "Linux":
         return f"they are built on Linux only, not on {platform.system()}"
-    compiler = os.environ.get("CXX") or shutil.which("g++")
-    if compiler is None:
+    command = compiler()
+    if command is None:
         return "there is no C++ compiler: install g++, or set CXX"
     folder = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     try:
-        library = Path(folder).expanduser() / "eagle" / f"{_key(compiler)}.so"
+        library = Path(folder).expanduser() / "eagle" / f"{_key(command)}.so"
         remove_abandoned(library.parent)
         if not library.exists():
-            _compile(compiler, library)
+            _compile(command, library)
         torch.ops.load_library(str(library))
+        os.register_at_fork(after_in_child=_alone)
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         return next((line.strip() for line in detail.splitlines() if "error" in line), detail.strip())[:300]
     return None
+
+
+def _alone() -> None:
+    """A forked process has none of OpenMP's threads, and would wait for them, in torch's operations too."""
+    torch.set_num_threads(1)
 
 
 def _key(compiler: str) -> str:

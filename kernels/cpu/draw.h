@@ -69,10 +69,11 @@ void draw_rows(const T* logits, int64_t vocab, const std::vector<int64_t>& rows,
         for (int i = 0; i < WORDS; ++i)
           x[i / LANES][i % LANES] = i < count ? as_float(from[i]) * scale : -std::numeric_limits<float>::infinity();
       }
-      f32x16 ab = x[0] > x[1] ? x[0] : x[1], cd = x[2] > x[3] ? x[2] : x[3];
-      if (!any_above(ab > cd ? ab : cd, std::max(beaten - GUMBEL_MAX, ruled_out))) continue;
+      f32x16 top = f32x16{} + NOTHING;
+      for (int j = 0; j < 4; ++j) top = x[j] > top ? x[j] : top;  // NaN is never the greater one
+      if (!any_above(top, std::max(beaten - GUMBEL_MAX, ruled_out))) continue;
       if (!made) {
-        philox(key, uint32_t(first / 4), words);
+        words_from(key, uint32_t(first / 4), words);
         interleave(words);
         made = true;
       }

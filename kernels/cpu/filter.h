@@ -126,7 +126,10 @@ void floors_of(const T* logits, int64_t vocab, float heat, const Filter& filter,
   if (!(heat > 0)) *out = NOTHING;
   else if (!std::isfinite(top)) *out = UNSURE;
   else {
-    for (int64_t i = 0; i < vocab; ++i) x[i] = as_float(logits[i]) / heat;
+    for (int64_t i = 0; i < vocab; ++i) {
+      float tempered = as_float(logits[i]) / heat;
+      x[i] = tempered == tempered ? tempered : NOTHING;
+    }
     *out = floor_of(x, vocab, top, filter, near);
   }
 }

@@ -7,51 +7,16 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/narrow.h>
 
-#include <atomic>
 #include <cmath>
 #include <vector>
 
 #include <omp.h>
-#include <sched.h>
 
 #include "attend.h"
 #include "linear.h"
+#include "meeting.h"
 
 namespace eagle {
-
-// Where the threads of a parallel region wait for each other, some 250 times a forward. OpenMP's own barrier puts them to
-// sleep each time where several threads of the process have used OpenMP, as in a server: a forward took 1.4 times as long
-// there. This one spins, and gives way where the others are long in coming, as on a busy core.
-class Meeting {
- public:
-  void wait() {
-    int turn = turn_.load(std::memory_order_relaxed), all = omp_get_num_threads();
-    if (here_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
-      here_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
-      return;
-    }
-    for (int64_t spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) {
-      if (spins > SPINS) sched_yield();
-#if defined(__x86_64__)
-      else __builtin_ia32_pause();
-#endif
-    }
-  }
-
- private:
-  static constexpr int64_t SPINS = 4096;
-  alignas(64) std::atomic<int> here_{0};
-  alignas(64) std::atomic<int> turn_{0};
-};
-
-// Shares work among the threads of a parallel region, in runs; all have ended when it returns.
-template <typename F>
-void share(Meeting& meeting, int64_t count, const F& work) {
-  int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-  for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i) work(i);
-  meeting.wait();
-}
 
 // Blocks of outputs [R, up to 64] of packed weights, for every row; `use(block, out, stride, count)` takes them.
 template <typename T, typename F>
@@ -185,15 +150,16 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
   const int64_t* position = positions.const_data_ptr<int64_t>();
   Tensor normed = at::empty({rows, width}, x.options()), qkv = at::empty({rows, all_heads * size}, x.options());
   Tensor seen = at::empty({rows, heads * size}, x.options()), gated = at::empty({rows, inner}, x.options());
-  Tensor added = at::empty({rows, width}, x.options());
+  Tensor added = at::empty({rows, width}, x.options()), no_bias = at::empty({0}, x.options());
   T *xs = (T*)x.mutable_data_ptr(), *ns = (T*)normed.mutable_data_ptr(), *qs = (T*)qkv.mutable_data_ptr();
   T *as = (T*)seen.mutable_data_ptr(), *gs = (T*)gated.mutable_data_ptr(), *os = (T*)added.mutable_data_ptr();
   auto tensor = [&](int64_t layer, int which) -> const Tensor& { return weights[layer * TENSORS + which]; };
   auto data = [&](int64_t layer, int which) { return (const T*)tensor(layer, which).const_data_ptr(); };
   auto has = [&](int64_t layer, int which) { return tensor(layer, which).numel() > 0; };
   const int64_t bytes = sizeof(T), cos_row = turned * cos.element_size(), cos_kind = cos.size(1) * cos_row;
-  Meeting meeting;
-#pragma omp parallel num_threads(at::get_num_threads())
+  const int threads = at::get_num_threads();
+  Meeting& meeting = Meeting::of_caller(threads);
+#pragma omp parallel num_threads(threads)
   {
     std::vector<T> local;
     std::vector<int64_t> path;
@@ -267,7 +233,7 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
       add_to(layer, POST_NORM, as, heads * size, OUT, tensor(layer, OUT_BIAS));
       share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, MLP_NORM), width, norm, ns + m * width); });
       // Gate and up are packed in turns of 32, so that a block has both halves of its products.
-      share_blocks<T>(meeting, ns, rows, width, tensor(layer, GATE_UP), Tensor(at::empty({0}, x.options())), 2 * inner, local,
+      share_blocks<T>(meeting, ns, rows, width, tensor(layer, GATE_UP), no_bias, 2 * inner, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           for (int64_t b = 0; b < count; b += BLOCK) {
@@ -276,7 +242,7 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
                             activate(gate, gate + half, half, activation == 1, gs + m * inner + (first + b) / 2);
                           }
                       });
-      add_to(layer, POST_MLP_NORM, gs, inner, DOWN, Tensor(at::empty({0}, x.options())));
+      add_to(layer, POST_MLP_NORM, gs, inner, DOWN, no_bias);
     }
   }
 }

@@ -11,7 +11,6 @@
 #include <new>
 #include <optional>
 
-#include <omp.h>
 #include <sys/mman.h>
 
 #include "numbers.h"

@@ -10,7 +10,7 @@
 
 namespace eagle {
 
-constexpr int64_t WORDS = 4 * LANES;  // of one call of `philox`
+constexpr int64_t WORDS = 4 * LANES;  // of one call of `words_from`
 constexpr float GUMBEL_MAX = 22.88f;
 
 struct Key {
@@ -18,13 +18,18 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
+template <typename Words>
 struct Wide {
-  u32x16 high, low;
+  Words high, low;
 };
 
-// The halves of the 64-bit products of a vector and a number.
-inline Wide product(u32x16 x, uint32_t by) {
-  Wide out;
+// The halves of the 64-bit products of words and a number.
+inline Wide<uint32_t> product(uint32_t x, uint32_t by) {
+  uint64_t wide = uint64_t(x) * by;
+  return {uint32_t(wide >> 32), uint32_t(wide)};
+}
+inline Wide<u32x16> product(u32x16 x, uint32_t by) {
+  Wide<u32x16> out;
 #if defined(__AVX512F__)
   __m512i factor = _mm512_set1_epi32(int32_t(by)), odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)x, 32), factor);
   __m512i even = _mm512_mul_epu32((__m512i)x, factor);
@@ -32,30 +37,37 @@ inline Wide product(u32x16 x, uint32_t by) {
   out.high = (u32x16)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
 #else
   for (int i = 0; i < LANES; ++i) {
-    uint64_t wide = uint64_t(x[i]) * by;
-    out.high[i] = uint32_t(wide >> 32);
-    out.low[i] = uint32_t(wide);
+    Wide<uint32_t> one = product(x[i], by);
+    out.high[i] = one.high;
+    out.low[i] = one.low;
   }
 #endif
   return out;
 }
 
-// Words of 16 counters first, first + 1, ...: those of the tokens 4 i, 4 i + 1, 4 i + 2, 4 i + 3 of each counter i.
-inline void philox(const Key& key, uint32_t first, u32x16 words[4]) {
-  u32x16 a, b = u32x16{} + uint32_t(key.position), c = u32x16{} + uint32_t(key.sample), d = {};
-  for (int i = 0; i < LANES; ++i) a[i] = first + i;
-  uint32_t low = uint32_t(key.seed), high = uint32_t(uint64_t(key.seed) >> 32);
+// Ten rounds of Philox4x32 on four words, of one counter or of 16.
+template <typename Words>
+inline void philox(Words x[4], uint64_t key) {
+  uint32_t low = uint32_t(key), high = uint32_t(key >> 32);
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    Wide p = product(a, 0xD2511F53u), q = product(c, 0xCD9E8D57u);
-    a = q.high ^ b ^ low;
-    c = p.high ^ d ^ high;
-    b = q.low;
-    d = p.low;
+    auto p = product(x[0], 0xD2511F53u), q = product(x[2], 0xCD9E8D57u);
+    x[0] = q.high ^ x[1] ^ low;
+    x[2] = p.high ^ x[3] ^ high;
+    x[1] = q.low;
+    x[3] = p.low;
     low += 0x9E3779B9u;
     high += 0xBB67AE85u;
   }
-  words[0] = a, words[1] = b, words[2] = c, words[3] = d;
+}
+
+// Words of 16 counters first, first + 1, ...: those of the tokens 4 i, 4 i + 1, 4 i + 2, 4 i + 3 of each counter i.
+inline void words_from(const Key& key, uint32_t first, u32x16 words[4]) {
+  for (int i = 0; i < LANES; ++i) words[0][i] = first + i;
+  words[1] = u32x16{} + uint32_t(key.position);
+  words[2] = u32x16{} + uint32_t(key.sample);
+  words[3] = u32x16{};
+  philox(words, key.seed);
 }
 
 // The same in the order of their tokens.
@@ -81,18 +93,8 @@ inline void interleave(u32x16 w[4]) {
 
 // The word of one token.
 inline uint32_t word_of(const Key& key, int64_t token) {
-  uint32_t a = uint32_t(token >> 2), b = uint32_t(key.position), c = uint32_t(key.sample), d = 0;
-  uint32_t low = uint32_t(key.seed), high = uint32_t(uint64_t(key.seed) >> 32);
-  for (int round = 0; round < 10; ++round) {
-    uint64_t p = uint64_t(a) * 0xD2511F53u, q = uint64_t(c) * 0xCD9E8D57u;
-    a = uint32_t(q >> 32) ^ b ^ low;
-    c = uint32_t(p >> 32) ^ d ^ high;
-    b = uint32_t(q);
-    d = uint32_t(p);
-    low += 0x9E3779B9u;
-    high += 0xBB67AE85u;
-  }
-  uint32_t words[4] = {a, b, c, d};
+  uint32_t words[4] = {uint32_t(token >> 2), uint32_t(key.position), uint32_t(key.sample), 0};
+  philox(words, key.seed);
   return words[token & 3];
 }
 

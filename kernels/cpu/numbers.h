@@ -80,7 +80,9 @@ inline bool any_above(f32x16 v, float floor) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(floor), _CMP_GT_OQ) != 0;
 #else
-  return highest(v) > floor;
+  bool any = false;
+  for (int64_t i = 0; i < LANES; ++i) any |= v[i] > floor;
+  return any;
 #endif
 }
 
@@ -96,7 +98,7 @@ inline int64_t lane_of(f32x16 v, float x) {
 #endif
 }
 
-// The index of the first maximum of a row.
+// The index of the first maximum of a row; NaN counts as -inf.
 template <typename T>
 int64_t first_maximum(const T* row, int64_t width) {
   constexpr int64_t CHAINS = 4;  // maxima that do not wait for each other
@@ -111,6 +113,7 @@ int64_t first_maximum(const T* row, int64_t width) {
   float most = -std::numeric_limits<float>::infinity();
   for (f32x16 top : tops) most = std::max(most, highest(top));
   for (; i < width; ++i) most = std::max(most, as_float(row[i]));
+  if (most == -std::numeric_limits<float>::infinity()) return 0;
   for (i = 0; i + LANES <= width; i += LANES)
     if (int64_t lane = lane_of(load16(row + i), most); lane < LANES) return i + lane;
   for (; i < width; ++i)

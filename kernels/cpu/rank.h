@@ -86,7 +86,10 @@ void rank_row(const T* logits, int64_t vocab, const int64_t* ids, float temperat
   std::vector<float> z = padded(vocab), work;
   std::vector<Scored> best;
   float heat = hot ? temperature : 1.0f;
-  for (int64_t i = 0; i < vocab; ++i) z[i] = as_float(logits[i]) / heat;
+  for (int64_t i = 0; i < vocab; ++i) {
+    float tempered = as_float(logits[i]) / heat;
+    z[i] = tempered == tempered ? tempered : -std::numeric_limits<float>::infinity();  // NaN has no order
+  }
   greatest(z.data(), vocab, hot ? pool : width, best);
   float sum = log_sum_exp(z.data(), vocab);
   if (!hot) {

@@ -14,25 +14,16 @@ Kernels are their references. Only what this project asks of CUDA is here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import importlib
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels.accept import Acceptance, accept_states_torch, accept_tree_torch
-from kernels.compact import compact_torch
-from kernels.draft_topk import draft_topk_torch
-from kernels.filters import Filters, filter_floor_torch
-from kernels.noise import gumbel_noise_torch, gumbel_noise_vocab_torch
-from kernels.tree_attention import tree_attention_torch
+from tests.gpu.simulated_cuda import Graph, replace_cuda
 
 aten = torch.ops.aten
 
@@ -63,29 +54,6 @@ _BINDINGS = {
     Tensor.new_tensor: lambda like, data: torch.tensor(data, dtype=like.dtype, device=like.device),
 }
 
-
-def _attention(*args: Any, splits: int | None = None, tiling: Any = None, **options: Any) -> Tensor:
-    return tree_attention_torch(*args, **options)
-
-
-_KERNELS = {
-    "tree_attention_triton.tree_attention_triton": _attention,
-    "accept_triton.accept_tree_triton": accept_tree_torch,
-    "accept_triton.accept_states_triton": accept_states_torch,
-    "filters_triton.filter_floor_triton": filter_floor_torch,
-    "draft_topk_triton.draft_topk_triton": draft_topk_torch,
-    "compact_triton.compact_triton": compact_torch,
-    "noise_triton.gumbel_noise_triton": gumbel_noise_torch,
-    "noise_triton.gumbel_noise_vocab_triton": gumbel_noise_vocab_torch,
-}
-# Records of tensors, seen through where arguments and results are.
-for record in (Filters, Acceptance):
-    names = [field.name for field in dataclasses.fields(record)]
-    register_pytree_node(
-        record,
-        lambda value, names=names: ([getattr(value, name) for name in names], None),
-        lambda values, _, record=record: record(*values),
-    )
 
 # Not taken apart into what they are made of.
 _WHOLE = {
@@ -166,47 +134,10 @@ def _index(tensor: Tensor, index: Any, *value: Any) -> Any:
     return gpu.do(lambda: _held(tensor)[where], (tensor,))
 
 
-class _Event:
-    def __init__(self, **_: Any) -> None:
-        self.recorded = False
-
-    def record(self, *_: Any) -> None:
-        self.recorded = True
-
-    def synchronize(self) -> None:
-        assert self.recorded, "an event is waited for that nobody has recorded"
-        SimulatedGpu.current().arrive()
-
-    def elapsed_time(self, _: _Event) -> float:
-        return 1.0
-
-
-class _Stream:
-    def wait_stream(self, _: _Stream) -> None:
-        """There is one queue."""
-
-
-class _Generator:
-    made = torch.Generator
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        return cls.made()
-
-
-class _Graph:
-    def __init__(self) -> None:
-        self.steps: list[Callable[[], None]] = []
-
-    def replay(self) -> None:
-        assert self.steps, "nothing was captured"
-        for step in self.steps:
-            step()
-
-
 class SimulatedGpu(TorchDispatchMode):
     """Sees every operation; enter ``simulated_gpu()``.
 
-    waits: what the host has waited for; graphs: how many were captured.
+    waits: what the host has waited for; graphs: how many were captured; capturing: the one that is.
     """
 
     active: SimulatedGpu | None = None
@@ -216,7 +147,7 @@ class SimulatedGpu(TorchDispatchMode):
         self.strict = False
         self.waits: list[str] = []
         self.graphs = 0
-        self._capture: _Graph | None = None
+        self.capturing: Graph | None = None
         self._pinned: dict[int, Tensor] = {}
         self._arriving: list[tuple[Tensor, Tensor]] = []  # pinned memory, and what will be in it
         self._leaving: list[tuple[Tensor, Tensor]] = []  # pinned memory, and what must still be in it
@@ -225,48 +156,6 @@ class SimulatedGpu(TorchDispatchMode):
     def current(cls) -> SimulatedGpu:
         assert cls.active is not None
         return cls.active
-
-    def replace_cuda(self, patches: pytest.MonkeyPatch) -> None:
-        @contextlib.contextmanager
-        def graph(captured: _Graph, pool: Any = None) -> Iterator[None]:
-            assert self._capture is None
-            self._capture = captured
-            try:
-                yield
-            finally:
-                self._capture = None
-            self.graphs += 1
-
-        def debug_mode(mode: str) -> None:
-            self.strict = mode == "error"
-
-        properties = SimpleNamespace(multi_processor_count=4, total_memory=1 << 34)
-        replaced = {
-            "is_available": lambda: True,
-            "_lazy_init": lambda: None,
-            "Event": _Event,
-            "CUDAGraph": _Graph,
-            "graph": graph,
-            "graph_pool_handle": lambda: (0, 0),
-            "Stream": _Stream,
-            "current_stream": lambda *_: _Stream(),
-            "stream": lambda _: contextlib.nullcontext(),
-            "synchronize": lambda *_: self.arrive(),
-            "empty_cache": lambda: None,
-            "set_sync_debug_mode": debug_mode,
-            "get_device_name": lambda *_: "a simulated GPU",
-            "get_device_properties": lambda *_: properties,
-            "max_memory_allocated": lambda *_: 0,
-            "mem_get_info": lambda *_: (1 << 34, 1 << 34),
-        }
-        patches.setattr(torch, "Generator", _Generator)
-        for name, value in replaced.items():
-            patches.setattr(torch.cuda, name, value)
-
-        for name, reference in _KERNELS.items():
-            module, function = name.split(".")
-            where = importlib.import_module(f"kernels.{module}")
-            patches.setattr(where, function, partial(self.launch, reference))
 
     def launch(self, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A kernel: its reference, whatever that asks of tensors. What it returns is made anew."""
@@ -285,14 +174,14 @@ class SimulatedGpu(TorchDispatchMode):
 
     def wait(self, why: str) -> None:
         """The host waits for the queue."""
-        if self.strict or self._capture is not None:
+        if self.strict or self.capturing is not None:
             raise RuntimeError(f"called a synchronizing CUDA operation: {why}")
         self.waits.append(why)
         self.arrive()
 
     def arrive(self) -> None:
         """All that was queued is done."""
-        assert self._capture is None, "the host waits while a graph is captured"
+        assert self.capturing is None, "the host waits while a graph is captured"
         with _disable_current_modes():
             for memory, content in self._leaving:
                 assert torch.equal(memory, content), "pinned memory was changed before it was copied"
@@ -308,7 +197,7 @@ class SimulatedGpu(TorchDispatchMode):
             views: the tensors that a result may be a view of; None where there is no result.
         """
         found = step()
-        if self._capture is not None:
+        if self.capturing is not None:
             known = {_held(t).untyped_storage().data_ptr() for t in views or ()}
             fresh = [
                 (i, t)
@@ -321,7 +210,7 @@ class SimulatedGpu(TorchDispatchMode):
                 for i, tensor in fresh:
                     tensor.copy_(results[i])
 
-            self._capture.steps.append(again if views is not None else step)
+            self.capturing.steps.append(again if views is not None else step)
         if views is None:
             return found
         return tree_map(lambda t: GpuTensor(t) if isinstance(t, Tensor) else t, found)
@@ -349,7 +238,7 @@ class SimulatedGpu(TorchDispatchMode):
             there = isinstance(like, GpuTensor) if device is None else torch.device(device).type == "cuda"
             return self._to_copy(function, named, there)
         if function.overloadpacket is aten._pin_memory or function.overloadpacket is aten.pin_memory:
-            assert self._capture is None, "memory is pinned while a graph is captured"
+            assert self.capturing is None, "memory is pinned while a graph is captured"
             return self._pin(args[0].clone())
         if function.overloadpacket is aten.is_pinned:
             return not on_gpu and self._is_pinned(args[0])
@@ -385,7 +274,7 @@ class SimulatedGpu(TorchDispatchMode):
                 self._leaving.append((source, source.clone()))
             self.do(lambda: to.held.copy_(source), None)
         else:
-            assert self._capture is None, "not simulated"
+            assert self.capturing is None, "not simulated"
             if non_blocking and self._is_pinned(to):
                 self._arriving.append((to, _held(source).clone()))
             else:
@@ -433,7 +322,7 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
     """The machine has one GPU, in inference mode."""
     gpu = SimulatedGpu()
     with pytest.MonkeyPatch.context() as patches:
-        gpu.replace_cuda(patches)
+        replace_cuda(gpu, patches)
         SimulatedGpu.active = gpu
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") begins on the CPU
         try:

@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 if torch.cuda.is_available():
+    from tests.kernels.triton_noise import *  # noqa: F403
     from tests.kernels.triton_ops import *  # noqa: F403
 
 

@@ -5,8 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import accept_tree, first_argmax, gumbel_noise_vocab
-from tests.kernels.trees import chain_of, parents, path_by_definition, tokens_that_meet
+from kernels import Filters, accept_tree, draw_tokens, first_argmax, gumbel_noise_vocab
+from kernels.filters import filter_floor_torch
+from tests.kernels.trees import (
+    chain_of,
+    parents,
+    path_by_definition,
+    strange_logits,
+    tokens_that_meet,
+)
 
 
 def positions_of(trees: list[list[int]], first: int) -> torch.Tensor:
@@ -62,6 +69,31 @@ def test_the_draw_is_the_maximum_of_scaled_logits_plus_noise_whatever_was_filter
     noise = gumbel_noise_vocab(torch.tensor(5), torch.tensor(0), positions, 3001)
     expected = (logits.float() / temperature + noise).argmax(-1)
     assert torch.equal(accept(logits, trees, [temperature]).drawn, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strange_logits(4, [1, 7, 600, 3001]),
+    st.sampled_from([0.0, 0.05, 1.0]),
+    st.sampled_from([None, (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1), (3000, 0.9, 0.1)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_nan_counts_as_ruled_out_and_of_infinite_logits_the_first_is_drawn(
+    rows, temperature, filtered, dtype
+):
+    rows = rows.to(dtype)
+    left = rows.masked_fill(rows.isnan(), -torch.inf).float()
+    heat, seed, sample = torch.full((4,), temperature), torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    filters = filtered and Filters(*(torch.tensor([x] * 4) for x in filtered))
+    drawn = draw_tokens(rows, torch.arange(4), heat, seed, sample, filters=filters)
+    if temperature > 0:
+        noise = gumbel_noise_vocab(seed, sample, torch.arange(4), rows.shape[1])
+        left = left / temperature
+        if filters:
+            floor = filter_floor_torch(rows[:, None], heat, filters)
+            left = left.masked_fill(left < floor, -torch.inf)
+        left = left + noise
+    assert torch.equal(drawn, left.argmax(-1))
 
 
 def test_a_node_draws_what_plain_decoding_draws_at_its_position():

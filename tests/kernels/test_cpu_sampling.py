@@ -12,11 +12,19 @@ import kernels.accept
 import kernels.filters
 from kernels import Filters, draw_tokens, filter_floor, gumbel_noise
 from kernels.cpu import load_ops
+from tests.kernels.trees import strange_logits
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
 
 OPS = torch.ops.eagle_cpu
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+some_filters = st.tuples(
+    st.sampled_from([0, 1, 2, 50, 3000, 10**6]),
+    st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+    st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+)
 
 
 def drawn(
@@ -62,7 +70,7 @@ def test_tokens_are_drawn_as_torch_draws_them(
     masked[:, case % vocab] = False
     logits = logits.masked_fill(masked, -torch.inf).to(dtype)
     seed = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
-    sample, position = torch.randint(0, 2**31, (2, rows), generator=generator)
+    sample, position = torch.randint(0, 2**40, (2, rows), generator=generator)
     if shared:  # nodes of one tree: some stand at the same position
         seed, sample, position = seed[:1].expand(rows), sample[:1].expand(rows), position % 2
     keys = torch.tensor(temperatures[:rows]), seed, sample, position
@@ -71,6 +79,44 @@ def test_tokens_are_drawn_as_torch_draws_them(
     assert all(
         torch.equal(drawn(logits[i, None], tuple(k[i, None] for k in keys))[0], found[i]) for i in range(rows)
     )
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    strange_logits(4, [1, 16, 65, 700, 5000]),
+    st.lists(st.sampled_from([0.0, 0.05, 1.0]), min_size=4, max_size=4),
+    st.none() | st.lists(some_filters, min_size=4, max_size=4),
+    dtypes,
+)
+def test_nan_and_infinite_logits_are_drawn_from_as_torch_draws(
+    logits: Tensor,
+    temperatures: list[float],
+    asked: list[tuple[int, float, float]] | None,
+    dtype: torch.dtype,
+) -> None:
+    logits = logits.to(dtype)
+    keys = torch.tensor(temperatures), torch.arange(4), torch.arange(4), torch.arange(4)
+    filters = asked and Filters(*map(torch.tensor, zip(*asked, strict=True)))
+    assert torch.equal(drawn(logits, keys, filters), drawn(logits, keys, filters, by_op=False))
+    left = logits.masked_fill(logits.isnan(), -torch.inf)
+    assert torch.equal(OPS.argmax(logits), left.argmax(-1))
+    if filters:
+        floor = filter_floor(logits[:, None], keys[0], filters)
+        assert torch.equal(floor, kernels.filters.filter_floor_torch(logits[:, None], keys[0], filters))
+    # Children without an order are still some tokens, each once.
+    width, pool = min(8, logits.shape[1]), min(32, logits.shape[1])
+    lists = [tensor.tolist() for tensor in keys[1:]]
+    best = OPS.rank(logits, torch.arange(logits.shape[1]), temperatures, [0.5] * 4, *lists, pool, width)[0]
+    assert all(len(set(row)) == width and set(row) <= set(range(logits.shape[1])) for row in best.tolist())
+
+
+def test_nan_hides_no_token_that_is_read_beside_it() -> None:
+    logits = torch.full((1, 64), torch.nan)
+    logits[:, :16] = 0.0
+    for position in range(30):
+        keys = torch.tensor([1.0]), torch.tensor([7]), torch.tensor([0]), torch.tensor([position])
+        best = gumbel_noise(*keys[1:], torch.arange(16)[None]).argmax(-1)
+        assert torch.equal(drawn(logits, keys), best)
 
 
 def test_two_tokens_that_only_rounding_tells_apart_are_left_to_it() -> None:
@@ -90,13 +136,6 @@ def test_two_tokens_that_only_rounding_tells_apart_are_left_to_it() -> None:
         logits[0, 120] += 1e-3  # and now they are not
         assert int(OPS.draw(logits, *keys)) == 120
     assert left_to_it == 59
-
-
-some_filters = st.tuples(
-    st.sampled_from([0, 1, 2, 50, 3000, 10**6]),
-    st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
-    st.sampled_from([0.0, 0.02, 0.5, 1.0]),
-)
 
 
 @settings(deadline=None, max_examples=150)

@@ -31,7 +31,15 @@ def test_importing_the_kernels_needs_no_triton():
 
 def test_every_triton_kernel_agrees_with_its_reference_in_the_interpreter():
     pytest.importorskip("triton")
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/triton_ops.py"]
+    arguments = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/kernels/triton_ops.py",
+        "tests/kernels/triton_noise.py",
+    ]
     result = run(arguments, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "passed" in result.stdout

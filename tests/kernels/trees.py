@@ -72,6 +72,18 @@ def attention_by_definition(
     return out
 
 
+@st.composite
+def strange_logits(draw: st.DrawFn, rows: int, sizes: list[int]) -> Tensor:
+    """[rows, V] with NaN and infinities among them, or nothing else."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    logits = 3 * torch.randn(rows, draw(st.sampled_from(sizes)), generator=generator)
+    for row in logits:
+        for value in (torch.nan, -torch.inf, torch.inf):
+            share = draw(st.sampled_from([0.0, 0.0, 0.02, 0.9, 1.0]))
+            row[torch.rand(len(row), generator=generator) < share] = value
+    return logits
+
+
 def path_by_definition(drawn: list[int], tokens: list[int], tree: list[int]) -> list[int]:
     """From the root, the child that holds the drawn token, until there is none."""
     path = [0]

@@ -1,20 +1,17 @@
 """Claims about the Triton kernels, on whatever device they run: each against its reference or its definition.
 
-Not collected by name. `test_triton.py` runs this file in a process of its own under Triton's interpreter,
-which must be chosen before triton is imported, and whose bf16 products are wrong, hence fp16 and fp32 there.
-`tests/gpu` runs the same claims compiled, in bf16 too.
+Not collected by name. `test_triton.py` runs this file and `triton_noise.py` in a process of their own under
+Triton's interpreter, which must be chosen before triton is imported, and whose bf16 products are wrong, hence
+fp16 and fp32 there. `tests/gpu` runs the same claims compiled, in bf16 too.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from kernels import gumbel_noise, gumbel_noise_vocab
 from kernels.accept import Acceptance, accept_states_torch, accept_tree_torch
 from kernels.accept_triton import _walk, accept_states_triton, accept_tree_triton
 from kernels.compact import compact_torch
@@ -23,13 +20,13 @@ from kernels.draft_topk import draft_topk_torch
 from kernels.draft_topk_triton import draft_topk_triton
 from kernels.filters import Filters, filter_floor_torch
 from kernels.filters_triton import filter_floor_triton
-from kernels.noise_triton import gumbel_from_word, gumbel_noise_triton, gumbel_noise_vocab_triton
 from kernels.tree_attention_triton import tree_attention_triton
 from tests.kernels.trees import (
     ancestor_words,
     attention_by_definition,
     chain_of,
     parents,
+    strange_logits,
     tokens_that_meet,
 )
 
@@ -46,36 +43,6 @@ quick = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-
-
-@settings(quick, max_examples=4)
-@given(seed=st.integers(-(2**63), 2**63 - 1), sample=st.integers(0, 9), position=st.integers(0, 2**20))
-def test_noise_equals_the_reference_to_rounding(seed, sample, position):
-    keys = [torch.tensor([x, x + 1 if x < 2**62 else 0]) for x in (seed, sample, position)]
-    token = torch.tensor([[0, 1, 2, 3, 1023, 1024, 49151], [5, 4, 3, 2, 1, 0, 200_000]])
-    device_keys = [k.to(DEVICE) for k in keys]
-    some = gumbel_noise_triton(*device_keys, token.to(DEVICE)).cpu()
-    torch.testing.assert_close(some, gumbel_noise(*keys, token), rtol=1e-6, atol=1e-6)
-    whole = gumbel_noise_vocab_triton(*device_keys, 2051).cpu()
-    torch.testing.assert_close(whole, gumbel_noise_vocab(*keys, 2051), rtol=1e-6, atol=1e-6)
-    column = token[:1, :6]
-    one = [k[:1] for k in device_keys]
-    assert torch.equal(gumbel_noise_triton(*one, column.to(DEVICE)).cpu(), whole[:1].gather(1, column))
-
-
-@triton.jit
-def _gumbel_kernel(word_ptr, out_ptr, count, BLOCK: tl.constexpr):
-    place = tl.arange(0, BLOCK)
-    word = tl.load(word_ptr + place, mask=place < count, other=0)
-    tl.store(out_ptr + place, gumbel_from_word(word.to(tl.uint32)), mask=place < count)
-
-
-def test_noise_is_exact_in_both_tails():
-    words = torch.cat([torch.arange(200), torch.arange(2**32 - 200, 2**32), 2 ** torch.arange(32)])
-    noise = torch.empty(len(words), device=DEVICE)
-    _gumbel_kernel[(1,)](words.to(DEVICE), noise, len(words), BLOCK=512)
-    v = ((words.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24).double()
-    torch.testing.assert_close(noise.cpu().double(), -torch.log(-torch.log1p(-v)), rtol=1e-6, atol=1e-6)
 
 
 @settings(quick, max_examples=40 if CUDA else 10)
@@ -163,6 +130,22 @@ def test_acceptance_equals_the_reference(case):
         filters=on_device(filters),
         allowed=None if allowed is None else allowed.to(DEVICE),
     )
+    assert_same(result, expected)
+
+
+@settings(quick, max_examples=60 if CUDA else 12)
+@given(
+    strange_logits(2, [7, 1500]),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([None, (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1)]),
+)
+def test_nan_and_infinite_logits_are_drawn_from_as_the_reference_draws(rows, temperature, filtered):
+    filters = filtered and Filters(*(torch.tensor([x, x]) for x in filtered))
+    roots, root = torch.full((2, 1), -1), torch.zeros(2, 1, dtype=torch.int64)
+    rest = (root, roots, root + 9, torch.full((2,), temperature), torch.arange(2), torch.arange(2))
+    expected = accept_tree_torch(rows[:, None], *rest, filters=filters)
+    given_rest = (t.to(DEVICE) for t in rest)
+    result = accept_tree_triton(rows[:, None].to(DEVICE), *given_rest, filters=on_device(filters))
     assert_same(result, expected)
 
 
