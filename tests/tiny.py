@@ -46,14 +46,17 @@ def make_tiny_target(
     and layers >= 7 for distinct feature layers.
     """
     path = Path(path)
-    tokenizer = _tokenizer(vocab, max_length, chat_template)
+    tokenizer = make_tiny_tokenizer(vocab, max_length, chat_template)
     model = _model(arch, seed, vocab, layers, hidden, max_length, tied, tokenizer)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
 
-def _tokenizer(vocab: int, max_length: int, chat_template: str | None) -> PreTrainedTokenizerFast:
+def make_tiny_tokenizer(
+    vocab: int, max_length: int, chat_template: str | None = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of `vocab` ids, the last three of them special."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = "eatoinshrdlu" + string.digits + string.ascii_lowercase
     pairs = dict.fromkeys((a, b) for a in "\u0120" + letters for b in letters)  # \u0120 stands for a space

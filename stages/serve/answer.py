@@ -21,7 +21,9 @@ class Answer:
         end_ids: ids that end the answer and are no part of its text.
         max_tokens: ids after which it ends in any case.
         stops: strings that end the answer and are no part of its text.
+        min_tokens: so many ids come before a stop string is looked for.
         with_stop: what ends the answer is part of its text after all, if it is text.
+        with_special: special tokens have a text, if they do not end the answer.
         eos_ids: those of the target, which are no reason worth naming; all that end an answer by default.
         reader: takes the calls of tools out of the text.
         markers: special tokens that have a text for the reader.
@@ -39,16 +41,20 @@ class Answer:
         end_ids: Collection[int],
         max_tokens: int,
         stops: Sequence[str] = (),
+        min_tokens: int = 0,
         with_stop: bool = False,
+        with_special: bool = False,
         eos_ids: Collection[int] | None = None,
         reader: ToolCallReader | None = None,
         markers: Mapping[int, str] | None = None,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self.with_special = with_special
+        self._detokenizer = Detokenizer(tokenizer, special=with_special)
         self._stops = StopStrings(stops, shown=with_stop)
         self._with_stop = with_stop
         self._end_ids = end_ids
         self._eos_ids = end_ids if eos_ids is None else eos_ids
+        self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._reader = reader
         self._markers = markers or {}
@@ -88,7 +94,7 @@ class Answer:
             raw = self._detokenizer.flush() + marker
         else:
             raw = self._detokenizer.push(token_id)
-        text = self._read(self._stops.push(raw))
+        text = self._read(self._stops.push(raw) if self.tokens > self._min_tokens else raw)
         if self._stops.found is not None or (self._reader is not None and self._reader.done):
             text += self._finish("stop")
         elif self.tokens >= self._max_tokens:

@@ -145,7 +145,8 @@ def create_app(
         completion = Completion.submit(engine, questions, body.choices, metrics, client_of(request.scope))
         kind = ChatWire if isinstance(body, ChatRequest) else TextWire
         ids, steps = bool(body.return_token_ids), bool(body.return_speculation)
-        texts = None if body.told_tokens is None else model.token_texts
+        named = model.token_names if body.return_tokens_as_token_ids else model.token_texts
+        texts = None if body.told_tokens is None else named
         wire = kind(model.name, completion, ids, steps, texts)
         reply = Reply(wire, completion, requests, metrics, request_id(request.scope))
         if not body.stream:

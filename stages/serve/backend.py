@@ -41,6 +41,7 @@ _LACKS = {
         "max_body",
         "overlap",
         "rate_limit",
+        "shutdown_timeout",
     ),
 }
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -158,6 +159,7 @@ def _vllm(
     options = _shared(config, {"max_batch": "--max-num-seqs", "max_model_len": "--max-model-len"})
     options += _given(config, "max_queue", "--max-num-queued-reqs")
     options += _given(config, "kv_memory", "--kv-cache-memory-bytes")
+    options += _given(config, "shutdown_timeout", "--shutdown-timeout")
     if config.cors_origin:
         options += ["--allowed-origins", json.dumps(list(config.cors_origin))]
     if not config.prefix_reuse:

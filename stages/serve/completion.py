@@ -21,6 +21,7 @@ from stages.serve.engine_thread import (
     NewTokens,
     QueueFullError,
 )
+from stages.serve.grammar import GrammarMask
 from stages.serve.metrics import Metrics
 from stages.serve.response import PromptTokensDetails, SpeculationStats, Usage
 from stages.serve.tool_calls import CallDelta
@@ -102,15 +103,8 @@ class Completion:
             client: who asks.
 
         Raises:
-            ApiError: 429 when the queue is full, 503 when the server is stopping, 400 when the queue could
-                never take so many.
+            ApiError: 429 when the queue is full, 503 when the server is stopping.
         """
-        if len(questions) > engine.max_queue:
-            message = (
-                f"the request asks for {len(questions)} answers (prompts times n) and this server takes "
-                f"{engine.max_queue} at a time; send several requests"
-            )
-            raise ApiError(400, message, param="n", code="invalid_value")
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
@@ -144,7 +138,8 @@ class Completion:
         piece of a choice comes with its finish reason set, even if there is no text in it.
 
         Raises:
-            ApiError: 503 when the server stops before the end, 500 when the engine fails.
+            ApiError: 503 when the server stops before the end, 500 when the engine fails, 400 when a grammar
+                cannot be followed to the end.
         """
         unfinished = set(range(len(self.choices)))
         while unfinished:
@@ -163,6 +158,9 @@ class Completion:
             if answer.finish_reason is not None:
                 unfinished.remove(index)
                 self._engine.cancel(choice.job)  # a stop string is found here, while the engine goes on
+                mask = choice.job.params.token_mask
+                if isinstance(mask, GrammarMask) and mask.fault and answer.finish_reason != "length":
+                    raise mask.fault
             ids = answer.token_ids[before:]
             accepted = min(accepted, len(ids))
             yield Piece(choice, texts, ids, accepted, answer.new_calls(), choice.logprobs[before:])

@@ -28,6 +28,7 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
             "kv_memory",
             "prefix_reuse",
             "overlap",
+            "shutdown_timeout",
             "log_format",
         ),
         "Engine": ("backend", "backend_args", "print_command"),
@@ -80,6 +81,12 @@ class ServeConfig(ChatTemplateConfig, ArtifactReaderConfig, ModelConfig):
         default=True,
         description="On a GPU, launch a cycle before the tokens of the last one are read; the text is the "
         "same without. On a CPU nothing runs ahead.",
+    )
+    shutdown_timeout: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds that running answers have to finish once the server is told to stop. 10 by "
+        "default; another --backend has its own.",
     )
     log_format: Literal["text", "json"] = Field(
         default="text", description="How the line of each request is written; it never holds user text."

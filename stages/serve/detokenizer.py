@@ -19,14 +19,17 @@ CONTEXT = 8
 
 
 class Detokenizer:
-    """Turns one answer's ids into text, piece by piece. Special tokens have no text.
+    """Turns one answer's ids into text, piece by piece.
 
     Cost: two decodes of a few ids for each token; memory is one id a token.
+
+    Args:
+        special: special tokens have their names for a text, instead of none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._skipped = frozenset[int]() if special else frozenset(tokenizer.all_special_ids)
         self._ids: list[int] = []
         self._window = 0  # first id that is decoded
         self._held = 0  # first id whose text is not released
@@ -34,7 +37,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Takes the next id; returns the text that has become certain, often all of this token's."""
-        if token_id in self._special:
+        if token_id in self._skipped:
             return ""
         self._ids.append(token_id)
         text = self._decode(self._window)
@@ -59,7 +62,7 @@ class Detokenizer:
 
     def _decode(self, start: int) -> str:
         text = self._tokenizer.decode(
-            self._ids[start:], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            self._ids[start:], skip_special_tokens=bool(self._skipped), clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
         return text

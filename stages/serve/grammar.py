@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from stages.serve.api_error import ApiError
 from stages.serve.schema_trial import needs_trial, within_limits
+from stages.serve.structure import Structure
 from stages.serve.tool import Tool
 from stages.serve.tool_form import ToolForm
-from stages.serve.tool_grammar import ONE_LINE, calls_grammar
+from stages.serve.tool_grammar import ONE_LINE, calls_grammar, quoted
 from stages.targets import Target
 
 KEPT = 32
@@ -46,7 +47,8 @@ class Grammars:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._tokenizer: LLTokenizer | None = None
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._kept: OrderedDict[tuple[str, str, str], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # of those
         self._tried: OrderedDict[bytes, bool] = OrderedDict()  # by digest: schemas may be long
 
     def load(self) -> LLTokenizer:
@@ -65,19 +67,30 @@ class Grammars:
                 raise _refused(reason, "response_format") from None
         return self._tokenizer
 
-    def mask(self, schema: dict[str, Any]) -> GrammarMask:
+    def of(self, structure: Structure) -> GrammarMask:
         """A mask that starts with no output.
 
         Raises:
-            ApiError: the schema is none, or uses what is not supported.
+            ApiError: the schema or pattern is none, or uses what is not supported.
         """
-        self._try([schema], "response_format")
+        if structure.pattern is not None:
+            grammar = LLMatcher.grammar_from_regex(structure.pattern)
+            return self._mask(grammar, structure.param, "pattern")
+        if structure.options:
+            grammar = "start: " + " | ".join(map(quoted, structure.options))
+            return self._mask(grammar, structure.param, "choice")
+        assert structure.schema is not None
+        return self.mask(structure.schema, structure.param)
+
+    def mask(self, schema: dict[str, Any], param: str = "response_format") -> GrammarMask:
+        """The same for JSON of a schema."""
+        self._try([schema], param)
         # On one line, as json.dumps writes: where spaces are free, a model may write them for ever.
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=ONE_LINE)
         except ValueError as error:
-            raise _refused(str(error), "response_format") from None
-        return self._mask(grammar, "response_format")
+            raise _refused(str(error), param) from None
+        return self._mask(grammar, param)
 
     def calls(self, form: ToolForm, tools: Sequence[Tool], *, must: bool, one: bool) -> GrammarMask:
         """The same for an answer that calls tools.
@@ -93,9 +106,28 @@ class Grammars:
         grammar = calls_grammar(form, tools, self._target.tokenizer, must=must, one=one)
         return self._mask(grammar, "tools")
 
-    def _mask(self, grammar: str, param: str) -> GrammarMask:
-        matcher = self._compiled(grammar, param)
-        return GrammarMask(matcher.deep_copy(), self._target.vocab_size, self._target.eos_ids)
+    def _mask(self, grammar: str, param: str, what: str = "schema") -> GrammarMask:
+        key = (grammar, param, what)
+        with self._lock:
+            matcher = self._kept.get(key)
+        if matcher is None:
+            matcher = self._compile(grammar, param, what)
+        with self._lock:
+            self._kept[key] = matcher
+            self._kept.move_to_end(key)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        target = self._target
+        return GrammarMask(
+            matcher.deep_copy(), target.vocab_size, target.eos_ids, lambda reason: self._fault(key, reason)
+        )
+
+    def _fault(self, key: tuple[str, str, str], reason: str) -> ApiError:
+        """Copies of a matcher share what one of them has found out, its end too: others begin anew."""
+        with self._lock:
+            self._kept.pop(key, None)
+        _, param, what = key
+        return _refused(f"{reason}; make it simpler", param, what)
 
     def _try(self, schemas: Sequence[Any], param: str) -> None:
         _refuse_large(schemas, param)
@@ -114,10 +146,10 @@ class Grammars:
         if not passed:
             raise _refused("it takes too long, or too much memory; make it simpler", param)
 
-    def _compile(self, grammar: str, param: str) -> LLMatcher:
+    def _compile(self, grammar: str, param: str, what: str) -> LLMatcher:
         matcher = LLMatcher(self.load(), grammar, log_level=0)
         if matcher.is_error():
-            raise _refused(matcher.get_error(), param)
+            raise _refused(matcher.get_error(), param, what)
         return matcher
 
 
@@ -137,8 +169,8 @@ def _refuse_large(schemas: Sequence[Any], param: str) -> None:
             left += node
 
 
-def _refused(reason: str, param: str) -> ApiError:
-    message = f"the schema cannot be followed: {' '.join(reason.split())[:REASON_SHOWN]}"
+def _refused(reason: str, param: str, what: str = "schema") -> ApiError:
+    message = f"the {what} cannot be followed: {' '.join(reason.split())[:REASON_SHOWN]}"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
@@ -148,9 +180,25 @@ def _busy() -> ApiError:
 
 
 class GrammarMask:
-    """What may follow an output, as bool [V]. For one answer and one thread."""
+    """What may follow an output, as bool [V]. For one answer and one thread.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    Args:
+        faulty: told the reason when the matcher fails; makes the error.
+
+    Attributes:
+        fault: why the answer can be followed no further, if it cannot: the matcher has limits of its own,
+            which some grammars meet only while they are followed. The answer then ends at once.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        faulty: Callable[[str], ApiError],
+    ) -> None:
+        self.fault: ApiError | None = None
+        self._faulty = faulty
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -167,14 +215,24 @@ class GrammarMask:
         return self._made[wanted]
 
     def _make(self, wanted: list[int]) -> Tensor:
-        if not self._follow(wanted):
+        if self.fault is not None:
+            return self._end()
+        if self._follow(wanted):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+            if allowed.any() and not self._matcher.is_error():
+                return torch.from_numpy(allowed)
+        elif not self._matcher.is_error():
             # A draft that the grammar forbids: its parent never draws it, so nothing depends on this.
             return torch.ones(self._vocab_size, dtype=torch.bool)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        if not allowed.any():  # the matcher has given up, for a schema beyond its limits
-            allowed[sorted(self._eos_ids)] = True
-        return torch.from_numpy(allowed)
+        reason = self._matcher.get_error().partition("\n")[0]
+        self.fault = self._faulty(reason or "no token of this model may follow")
+        return self._end()
+
+    def _end(self) -> Tensor:
+        allowed = torch.zeros(self._vocab_size, dtype=torch.bool)
+        allowed[sorted(self._eos_ids)] = True
+        return allowed
 
     def _follow(self, wanted: list[int]) -> bool:
         """Bring the matcher to an output; false where it does not get there."""

@@ -47,13 +47,13 @@ def chat_ids(model: ServedModel, chat: ChatPrompt, tools: list[Tool]) -> list[in
     return ids
 
 
-def text_ids(model: ServedModel, prompt: str | list[int]) -> list[int]:
-    """Token ids of a prompt: of text with what belongs at its start, ids as they are.
+def text_ids(model: ServedModel, prompt: str | list[int], *, special: bool = True) -> list[int]:
+    """Token ids of a prompt: of text with what belongs at its start unless not `special`, ids as they are.
 
     Raises:
         ApiError: there are none, or one that the target lacks.
     """
-    ids = model.encode(prompt) if isinstance(prompt, str) else prompt
+    ids = model.encode(prompt, special=special) if isinstance(prompt, str) else prompt
     if not ids:
         raise invalid("prompt", "prompt has no tokens; add some text")
     model.require_ids(ids, "prompt")

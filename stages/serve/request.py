@@ -13,21 +13,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from stages.serve.chat_prompt import ChatPrompt
-from stages.serve.request_part import (
-    Encodable,
-    JsonObject,
-    RequestPart,
-    UnicodeText,
-    Whole,
-    invalid,
-    refuse,
-)
+from stages.serve.request_part import Encodable, RequestPart, UnicodeText, Whole, invalid, refuse
+from stages.serve.structure import ResponseFormat, Structure, StructuredOutputs
 from stages.serve.tool import NamedTool, Tool, ToolChoice
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_CHOICES = 128
 MAX_BIASES = 1024
+MAX_WORDS = 1024
+MAX_WORD_CHARACTERS = 256
 MAX_LOGPROBS = 20
 
 # Fields that do not bear on the answer: names of callers, hints for caches and billing.
@@ -38,40 +33,49 @@ NO_EFFECT = {
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
+    "session_id",
     "user",
 }
 # Fields of OpenAI's API and of vLLM's that are not supported, with the values that ask for nothing special.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
     "length_penalty": (1,),
-    "min_tokens": (0,),
+    "logprob_token_ids": (),
     "priority": (0,),
     "prompt_logprobs": (),
-    "skip_special_tokens": (True,),
+    "repetition_detection": (),
+    "request_id": (),
     "spaces_between_special_tokens": (True, False),
     "store": (False,),
-    "truncate_prompt_tokens": (),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
     "reasoning_effort": (),
+    "return_prompt_text": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
 TEXT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
+    "prompt_embeds": (),
     "suffix": ("",),
 }
 
@@ -106,11 +110,14 @@ Prompt = Annotated[
     Discriminator(_prompt_tag),
 ]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-BiasedId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasedId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Biases = Annotated[
     dict[BiasedId, Bias],
     Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
 ]
+
+
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARACTERS), Encodable]
 
 
 class StreamOptions(RequestPart):
@@ -118,22 +125,6 @@ class StreamOptions(RequestPart):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class JsonSchema(RequestPart):
-    """The schema that an answer must follow. It does so whether `strict` or not."""
-
-    name: UnicodeText | None = None
-    description: UnicodeText | None = None
-    strict: bool | None = None
-    schema_: JsonObject = Field(alias="schema")
-
-
-class ResponseFormat(RequestPart):
-    """The form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
 
 
 class AnswerRequest(RequestPart):
@@ -157,10 +148,18 @@ class AnswerRequest(RequestPart):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), Whole] | None = None
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, Field(ge=0), Whole] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_WORDS)] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), Whole] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     speculative: bool | None = None
     return_speculation: bool | None = None
 
@@ -195,20 +194,22 @@ class AnswerRequest(RequestPart):
         """How many of the most probable tokens are told with each of the answer; None for nothing."""
 
     @property
-    def json_schema(self) -> dict[str, Any] | None:
-        """The schema that the answer must follow; None for free text."""
-        form = self.response_format
-        if form is None or form.type == "text":
-            return None
-        if form.type == "json_object":
-            return {"type": "object"}
-        assert form.json_schema is not None, "see refuse_unsupported"
-        return form.json_schema.schema_
+    def structure(self) -> Structure | None:
+        """What the answer must be; None for free text."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.structure
+        return None if self.response_format is None else self.response_format.structure
 
     @property
     def constrained(self) -> bool:
         """Whether a grammar rules out some of the answers."""
-        return self.json_schema is not None
+        return self.structure is not None
+
+    @property
+    def rules(self) -> list[str]:
+        """Fields that rule out tokens, and would not leave a grammar enough of them."""
+        names = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
+        return [name for name in names if getattr(self, name)]
 
     def refuse_unsupported(self) -> None:
         """Refuses what would otherwise be ignored.
@@ -227,16 +228,22 @@ class AnswerRequest(RequestPart):
             if self.stream_options.continuous_usage_stats and not self.stream_options.include_usage:
                 message = "stream_options.continuous_usage_stats needs include_usage to be true"
                 raise invalid("stream_options", message)
-        form = self.response_format
-        if form is not None:
-            form.refuse_extra("response_format.")
-            if (form.type == "json_schema") != (form.json_schema is not None):
-                message = "response_format.json_schema goes with type = json_schema; give both or neither"
-                raise invalid("response_format", message)
-            if form.json_schema is not None:
-                form.json_schema.refuse_extra("response_format.json_schema.")
-            if form.type != "text" and self.ignore_eos:
-                raise invalid("ignore_eos", "ignore_eos cannot go with a response_format; leave one out")
+        if self.response_format is not None:
+            self.response_format.refuse_unsupported()
+        if self.structured_outputs is not None:
+            self.structured_outputs.refuse_unsupported()
+            if self.response_format is not None and self.response_format.type != "text":
+                message = "structured_outputs and response_format both say what the answer must be; give one"
+                raise invalid("structured_outputs", message)
+        if self.return_tokens_as_token_ids and self.told_tokens is None:
+            message = "return_tokens_as_token_ids says how logprobs are written; ask for those too"
+            raise invalid("return_tokens_as_token_ids", message)
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens = 0 leaves no prompt; use 1 or more, or -1 for what fits"
+            raise invalid("truncate_prompt_tokens", message)
+        if self.constrained and self.rules:
+            what = self.structure.param if self.structure else "calls that must be, or must follow a schema"
+            raise invalid(self.rules[0], f"{self.rules[0]} cannot go with {what}; leave one out")
 
     def _refuse_extra(self) -> None:
         for name, value in (self.model_extra or {}).items():
@@ -319,12 +326,9 @@ class ChatRequest(AnswerRequest, ChatPrompt):
                 raise invalid("tool_choice", f"tool_choice names {name}, which is no tool; add it")
         if self.must_call and not tools:
             raise invalid("tool_choice", "tool_choice asks for a call and there are no tools; add some")
-        if self.shown_tools and self.json_schema is not None:
-            message = "response_format cannot go with tools that may be called; use tool_choice none"
-            raise invalid("response_format", message)
-        if self.ignore_eos and self.follows_schemas:
-            message = "ignore_eos cannot go with calls that must be, or must follow a schema; leave one out"
-            raise invalid("ignore_eos", message)
+        if self.shown_tools and self.structure is not None:
+            param = self.structure.param
+            raise invalid(param, f"{param} cannot go with tools that may be called; use tool_choice none")
 
 
 class CompletionRequest(AnswerRequest):
@@ -333,6 +337,7 @@ class CompletionRequest(AnswerRequest):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL | TEXT_NEUTRAL
 
     prompt: Prompt
+    add_special_tokens: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
 
     @property

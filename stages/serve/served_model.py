@@ -14,6 +14,7 @@ from stages.errors import EagleError
 from stages.serve.api_error import ApiError, shown
 from stages.serve.request import AnswerRequest
 from stages.serve.response import Model
+from stages.serve.token_rules import TokenRules
 from stages.serve.token_text import TokenTexts
 from stages.serve.tool_form import ToolForm, tool_form
 from stages.targets import Target
@@ -82,6 +83,11 @@ class ServedModel:
         """The target's tokens one by one."""
         return TokenTexts(self.target.tokenizer)
 
+    @cached_property
+    def token_names(self) -> TokenTexts:
+        """The same, each named by its id."""
+        return TokenTexts(self.target.tokenizer, as_ids=True)
+
     def special_tokens(self, words: Sequence[str]) -> dict[int, str]:
         """Those of the words that are special tokens, by id."""
         tokenizer = self.target.tokenizer
@@ -113,6 +119,29 @@ class ServedModel:
         if max(ids, default=0) >= size:
             message = f"{param} has the token id {shown(max(ids))}; this model's end at {size - 1}"
             raise ApiError(400, message, param=param, code="invalid_value")
+
+    def token_rules(self, request: AnswerRequest) -> TokenRules | None:
+        """What the request rules out without a grammar, if anything.
+
+        Raises:
+            ApiError: it allows an id that the target lacks.
+        """
+        if not (request.min_tokens or request.allowed_token_ids or request.bad_words):
+            return None
+        self.require_ids(request.allowed_token_ids or [], "allowed_token_ids")
+        ends = frozenset(request.stop_token_ids or ())
+        return TokenRules(
+            self.target.vocab_size,
+            ends if request.ignore_eos else ends | self.target.eos_ids,
+            allowed=request.allowed_token_ids,
+            words=self._spelled(request.bad_words or ()),
+            min_tokens=request.min_tokens or 0,
+        )
+
+    def _spelled(self, words: Sequence[str]) -> list[list[int]]:
+        """The token ids of words, at the start of a text and after a space."""
+        texts = dict.fromkeys(text for word in words for text in (word, " " + word.lstrip()))
+        return [ids for text in texts if (ids := self.encode(text, special=False))]
 
     def seed(self, request: AnswerRequest) -> int:
         """The request's own, or a random one."""
@@ -147,6 +176,9 @@ class ServedModel:
                 f"{param}{wanted}; make it shorter"
             )
             raise ApiError(400, message, param=param, code="context_length_exceeded")
+        if request.min_tokens and request.min_tokens > limit:
+            message = f"min_tokens is {request.min_tokens} and the answer has {limit} at most; lower it"
+            raise ApiError(400, message, param="min_tokens", code="invalid_value")
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         if bias and max(bias) >= self.target.vocab_size:
             message = f"logit_bias names token {max(bias)}; this model's end at {self.target.vocab_size - 1}"

@@ -60,13 +60,14 @@ def url(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn over one bound socket and one engine.
 
-    SIGINT, SIGTERM and SIGHUP end it: requests that wait are turned away, those that run have GRACE_S seconds
-    to finish, and a second signal ends them at the next step. `run` then returns, so that the process can
-    exit with 0.
+    SIGINT, SIGTERM and SIGHUP end it: requests that wait or come from then on are turned away, those that run
+    have `grace_s` seconds to finish, and a second signal ends them at the next step. It listens until they
+    have, so that whoever asks hears that it stops. `run` then returns, so that the process can exit with 0.
 
     Args:
         ready: called once connections are accepted.
         stopping: called once when it begins to stop.
+        grace_s: seconds that running requests have from then on.
         proxies: addresses and networks whose word for who asks is taken.
     """
 
@@ -78,6 +79,7 @@ class Server(uvicorn.Server):
         *,
         ready: Callable[[], None] = lambda: None,
         stopping: Callable[[], None] = lambda: None,
+        grace_s: float = GRACE_S,
         proxies: Sequence[str] = (),
     ) -> None:
         super().__init__(
@@ -99,7 +101,7 @@ class Server(uvicorn.Server):
         self._engine = engine
         self._ready = ready
         self._stopping = stopping
-        self._grace_s = GRACE_S
+        self._grace_s = grace_s
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until a signal or `stop`; returns when the last answer is out and the engine has ended."""
@@ -120,14 +122,14 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping()
         self._engine.stop(self._grace_s)
+        while self._engine.alive:
+            await asyncio.sleep(0.05)
         watch = asyncio.create_task(self._drop_slow_readers())
         await super().shutdown(sockets)
         watch.cancel()
 
     async def _drop_slow_readers(self) -> None:
-        """Closes the connections whose clients are slow to take their answers, once the engine is done."""
-        while self._engine.running:
-            await asyncio.sleep(0.05)
+        """Closes the connections whose clients are slow to take their answers, the engine being done."""
         await asyncio.sleep(FLUSH_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

@@ -98,12 +98,14 @@ def run(config: ServeConfig, report: Reporter) -> ServeResult | OtherEngine:
             pass
 
         engine = EngineThread(model.engine, config.max_queue or MAX_QUEUE)
+        grace_s = GRACE_S if config.shutdown_timeout is None else config.shutdown_timeout
         server = Server(
             create_app(served, engine, report.log, access=access, log_format=config.log_format),
             listener,
             engine,
             ready=lambda: report.log(_greeting(served.name, url(listener))),
-            stopping=lambda: report.log(_farewell(engine)),
+            stopping=lambda: report.log(_farewell(engine.running, grace_s)),
+            grace_s=grace_s,
             proxies=config.forwarded_allow_ips,
         )
         if not access.api_keys and not is_loopback(listener.getsockname()[0]):
@@ -131,8 +133,8 @@ def _greeting(name: str, base_url: str) -> str:
     return f"serving {name} at {base_url}/v1, with a page to chat at {base_url} (Ctrl-C stops)"
 
 
-def _farewell(engine: EngineThread) -> str:
-    if not engine.running:
+def _farewell(running: int, grace_s: float) -> str:
+    if not running or not grace_s:
         return "stopping"
-    running = "the running request has" if engine.running == 1 else f"{engine.running} running requests have"
-    return f"stopping; {running} {GRACE_S:.0f} s to finish, a second Ctrl-C ends it now"
+    those = "the running answer has" if running == 1 else f"{running} running answers have"
+    return f"stopping; {those} {grace_s:.0f} s to finish, a second Ctrl-C ends it now"

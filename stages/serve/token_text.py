@@ -13,9 +13,14 @@ _SPACE = "\u2581"  # how SentencePiece writes one
 
 
 class TokenTexts:
-    """What each token of a tokenizer stands for. Special tokens are written as they are named."""
+    """What each token of a tokenizer stands for. Special tokens are written as they are named.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        as_ids: the text of each is its id, as vLLM writes that.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, as_ids: bool = False) -> None:
+        self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._named = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
         self._special = frozenset(tokenizer.all_special_ids)
@@ -38,6 +43,8 @@ class TokenTexts:
     def text_of(self, token_id: int) -> str:
         r"""The token's text; where its bytes are a part of a character, `bytes:\xe2\x96`, as OpenAI writes
         them."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
         data = self.bytes_of(token_id)
         try:
             return data.decode()
@@ -50,17 +57,22 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where the tokens of one answer begin in its text, in characters."""
+    """Where the tokens of one answer begin in its text, in characters.
 
-    def __init__(self, texts: TokenTexts) -> None:
+    Args:
+        special: special tokens are part of the text.
+    """
+
+    def __init__(self, texts: TokenTexts, *, special: bool = False) -> None:
         self._texts = texts
+        self._with_special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
 
     def push(self, token_id: int) -> int:
         """Takes the next token; returns its offset, for part of a character that of the whole."""
         offset = self._characters
-        if not self._texts.is_special(token_id):
+        if self._with_special or not self._texts.is_special(token_id):
             self._characters += len(self._decoder.decode(self._texts.bytes_of(token_id)))
         return offset
 

@@ -35,10 +35,10 @@ def calls_grammar(form: ToolForm, tools: Sequence[Tool], tokenizer: Any, *, must
         schema = function.schema_of_arguments if strict else {"type": "object"}
         lines.append(f"args_{i}: %json {json.dumps({**schema, 'x-guidance': ONE_LINE})}")
         if form.kind == "named":
-            name = f"{_quoted(function.name)} {_marker('[ARGS]', tokenizer)} args_{i}"
+            name = f"{quoted(function.name)} {_marker('[ARGS]', tokenizer)} args_{i}"
         else:
             start = f'{{"name": {json.dumps(function.name)}, "{form.key}": '
-            name = f"{_quoted(start)} args_{i} {_quoted('}')}"
+            name = f"{quoted(start)} args_{i} {quoted('}')}"
         lines.append(f"call_{i}: {name}")
     lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     begin, end = _marker(form.begin, tokenizer), _marker(form.end, tokenizer)
@@ -79,8 +79,9 @@ def _spoken(form: ToolForm, tokenizer: Any) -> list[str]:
 def _marker(word: str, tokenizer: Any) -> str:
     """A word as a grammar names it: by its id where it is a token of its own."""
     added = getattr(tokenizer, "added_tokens_encoder", {})
-    return f"<[{added[word]}]>" if word in added else _quoted(word)
+    return f"<[{added[word]}]>" if word in added else quoted(word)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text) if text else ""
+def quoted(text: str) -> str:
+    """Text as a grammar writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""

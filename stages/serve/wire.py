@@ -197,7 +197,8 @@ class TextWire(_Answered):
     ) -> TextLogprobs | None:
         if self._texts is None:
             return None
-        offsets = self._offsets.setdefault(index, TextOffsets(self._texts))
+        special = self._completion.choices[index].answer.with_special
+        offsets = self._offsets.setdefault(index, TextOffsets(self._texts, special=special))
         return text_logprobs(self._texts, offsets, token_ids, entries)
 
     def _part(self, choice: Choice, text: str, token_ids: list[int], *, prompt: bool) -> TextChoice:

@@ -20,6 +20,7 @@ from stages.extract_features.estimate import FeaturesEstimate
 from stages.extract_features.stage import ExtractFeaturesResult
 from stages.gen_data.result import GenDataPlan, GenDataResult
 from stages.inspect.result import InspectResult
+from stages.serve.server import FLUSH_S
 from stages.serve.stage import OtherEngine, ServeResult
 from stages.train.result import TrainResult
 
@@ -142,3 +143,8 @@ def test_the_kubernetes_deployment_sets_flags_that_are_there_and_asks_paths_that
     assert probes == {"/health", "/version"}
     assert container["ports"][0]["containerPort"] == stage.config_class().model_fields["port"].default
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    grace = values["EAGLE_SERVE_SHUTDOWN_TIMEOUT"]
+    most = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert before + int(grace) + FLUSH_S < most, "else the pod is killed while its requests finish"

@@ -48,6 +48,7 @@ def test_flags_become_vllms_options(tiny_folder: Path, head_folder: str) -> None
         max_model_len=256,
         cors_origin=("https://a.example",),
         prefix_reuse=False,
+        shutdown_timeout=45,
         tree="chain:depth=5",
         backend_args="--tensor-parallel-size 2",
     )
@@ -66,6 +67,7 @@ def test_flags_become_vllms_options(tiny_folder: Path, head_folder: str) -> None
         "--max-num-seqs": "4",
         "--max-model-len": "256",
         "--max-num-queued-reqs": "9",
+        "--shutdown-timeout": "45",
         "--allowed-origins": '["https://a.example"]',
         "--no-enable-prefix-caching": "",
         "--tensor-parallel-size": "2",
@@ -168,6 +170,7 @@ def test_heads_of_other_kinds_go_to_vllm_by_their_methods(
         ({"log_format": "json"}, "--log-format is no option of vLLM"),
         ({"device": "cpu"}, "--device is no option of vLLM"),
         ({"backend": "sglang", "cors_origin": ("*",)}, "--cors-origin is no option of SGLang"),
+        ({"backend": "sglang", "shutdown_timeout": 9}, "--shutdown-timeout is no option of SGLang"),
         ({"tree": "best:nodes=4"}, "--tree best:.* is not to be had there; vLLM drafts chains"),
         ({"backend_args": "--x 'y"}, "is no list of words"),
         ({"chat_template": "memory://t.jinja"}, "memory://t.jinja"),

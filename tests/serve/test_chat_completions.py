@@ -268,7 +268,7 @@ REFUSED = [
     ({"messages": [USER], "presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
     ({"messages": [USER], "repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
     ({"messages": [USER], "min_p": 1.5}, "min_p", "invalid_value"),
-    ({"messages": [USER], "min_tokens": 3}, "min_tokens", "unsupported_parameter"),
+    ({"messages": [USER], "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
     ({"messages": [USER], "stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
     ({"messages": [USER], "response_format": {"type": "json"}}, "response_format.type", "invalid_value"),
     ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),

@@ -220,6 +220,9 @@ REFUSED = [
     ({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
     ({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
+    ({"prompt": "a", "cache_salt": "s"}, "cache_salt", "unsupported_parameter"),
+    ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"prompt": "a", "logit_bias": {"02": 1, "2": 2}}, "logit_bias.02", "invalid_value"),
     ({"prompt": "a", "messages": []}, "messages", "unknown_parameter"),
     ({"prompt": "a", "tools": []}, "tools", "unknown_parameter"),
 ]
@@ -260,7 +263,9 @@ def test_the_answers_of_a_request_wait_together_or_not_at_all(plain: EagleModel)
         assert server.complete(**long, n=2).status_code == 429  # two wait still
         assert server.complete(max_tokens=1).status_code == 200
         assert first.result().json()["usage"]["completion_tokens"] == 600
-        assert server.complete(n=4).json()["error"]["param"] == "n"
+        error = server.complete(["x", "y"], n=128).json()["error"]
+        assert error["param"] == "n"
+        assert "asks for 256 answers" in error["message"]
 
 
 def test_an_answer_of_many_prompts_is_freed_when_the_client_leaves(server: RunningServer) -> None:
@@ -276,6 +281,47 @@ def test_an_answer_of_many_prompts_is_freed_when_the_client_leaves(server: Runni
 def test_text_is_tokenised_as_the_tokenizer_does_by_itself(server: RunningServer, target: Target) -> None:
     body = server.complete("<|im_start|>x", max_tokens=1, return_token_ids=True).json()
     assert body["choices"][0]["prompt_token_ids"] == target.tokenizer("<|im_start|>x")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 5}, slice(-5, None)),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, slice(5)),
+        ({"truncate_prompt_tokens": 10_000}, slice(None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 12}, slice(-500, None)),
+    ],
+)
+def test_a_long_prompt_is_cut_if_that_is_wanted(
+    server: RunningServer, fields: dict[str, Any], kept: slice
+) -> None:
+    ids = [i % 200 for i in range(600 if fields["truncate_prompt_tokens"] == -1 else 20)]
+    body = server.complete(ids, **{"max_tokens": 1, "return_token_ids": True, **fields}).json()
+    assert body["choices"][0]["prompt_token_ids"] == ids[kept]
+    chat: dict[str, Any] = {"content": "hello " * 100, "max_tokens": 1, "return_token_ids": True, "seed": 1}
+    whole = server.chat(**chat).json()["prompt_token_ids"]
+    assert server.chat(**{**chat, **fields}).json()["prompt_token_ids"] == whole[kept]
+
+
+def test_special_tokens_are_part_of_the_text_if_that_is_wanted(server: RunningServer, target: Target) -> None:
+    start, eos = target.tokenizer.convert_tokens_to_ids("<|im_start|>"), target.tokenizer.eos_token_id
+    fields: dict[str, Any] = {"logit_bias": {str(start): 8, str(eos): 3}, "max_tokens": 80, "logprobs": 0}
+    shown = {"skip_special_tokens": False, "return_token_ids": True}
+    for seed in range(3):
+        (choice,) = server.complete("x", seed=seed, **fields, **shown).json()["choices"]
+        ids = choice["token_ids"]
+        assert start in ids
+        assert choice["finish_reason"] == "stop"
+        assert choice["text"] == target.tokenizer.decode(ids[:-1], skip_special_tokens=False)
+        for token, offset in zip(ids[:-1], choice["logprobs"]["text_offset"][:-1], strict=True):
+            if token == start:
+                assert choice["text"][offset:].startswith("<|im_start|>")
+        (ended,) = server.complete("x", seed=seed, include_stop_str_in_output=True, **fields, **shown).json()[
+            "choices"
+        ]
+        assert ended["text"] == choice["text"] + "<|im_end|>"
+        (hidden,) = server.complete("x", seed=seed, **fields).json()["choices"]
+        assert hidden["text"] == target.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_gen_data_gets_the_ids_that_were_sampled(server: RunningServer, plain: EagleModel) -> None:

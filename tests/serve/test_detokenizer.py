@@ -14,13 +14,13 @@ from stages.targets import Target
 TEXTS = ["plain words", "naïve café, ÄÖÜ", "日本語の文章", "👩🏽‍🚀🎉 two\n\nlines \t end ", "a\ufffdb"]
 
 
-def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int], *, special: bool = False) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, special=special)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
-def decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decoded(tokenizer: PreTrainedTokenizerFast, ids: list[int], *, special: bool = False) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
 
 @cache
@@ -68,9 +68,10 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_others(text: str) -> N
     assert "".join(pieces(tokenizer, ids)) == decoded(tokenizer, ids) == text
 
 
-@given(ids=st.lists(st.integers(0, 511), max_size=120))
-def test_pieces_of_any_ids_join_to_the_text_of_all(target: Target, ids: list[int]) -> None:
-    assert "".join(pieces(target.tokenizer, ids)) == decoded(target.tokenizer, ids)
+@given(ids=st.lists(st.integers(0, 511) | st.integers(505, 511), max_size=120), special=st.booleans())
+def test_pieces_of_any_ids_join_to_the_text_of_all(target: Target, ids: list[int], special: bool) -> None:
+    found = "".join(pieces(target.tokenizer, ids, special=special))
+    assert found == decoded(target.tokenizer, ids, special=special)
 
 
 @given(data=st.data())

@@ -99,11 +99,25 @@ def test_nothing_is_told_unless_it_is_asked_for(server: RunningServer) -> None:
     assert entry["top_logprobs"] == []
 
 
+def test_tokens_are_named_by_their_ids_if_that_is_wanted(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"max_tokens": 5, "seed": 1, "return_token_ids": True}
+    fields["return_tokens_as_token_ids"] = True
+    (choice,) = server.complete(logprobs=2, **fields).json()["choices"]
+    names = [f"token_id:{token}" for token in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == names
+    assert all(name in top for name, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True))
+    (choice,) = server.chat(logprobs=True, top_logprobs=2, **fields).json()["choices"]
+    told = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in told] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(top["token"].startswith("token_id:") for entry in told for top in entry["top_logprobs"])
+
+
 def test_what_cannot_be_told_is_refused(server: RunningServer) -> None:
     error = server.chat(top_logprobs=3).json()["error"]
     assert (error["param"], error["code"]) == ("top_logprobs", "invalid_value")
     for reply in (server.chat(logprobs=True, top_logprobs=21), server.complete(logprobs=21)):
         assert reply.status_code == 400
+    assert server.chat(return_tokens_as_token_ids=True).status_code == 400
     assert server.complete(logprobs=1, echo=True).json()["error"]["param"] == "echo"
 
 

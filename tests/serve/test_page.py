@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from stages.decoding import DrafterChoice, EagleModel, TreeConfig
+from stages.decoding import DrafterChoice, EagleModel, Emission, TreeConfig
 from stages.serve.app import Access
 from stages.targets import Target
 from tests.serve.browser import headless_browser
@@ -188,7 +190,16 @@ def test_what_people_and_models_write_is_text_and_never_markup(
         assert page.locator("#conversation img, #conversation b").count() == 0
 
 
-def test_everything_can_be_done_by_keyboard(browser: Browser, server: RunningServer) -> None:
+def test_everything_can_be_done_by_keyboard(
+    browser: Browser, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, taken, pressed = server.engine._engine.step, itertools.count(), threading.Event()
+
+    def held() -> list[Emission]:
+        if next(taken) >= 8:
+            pressed.wait(60)  # else a slow browser finds nothing left to be stopped
+        return step()
+
     with opened(browser, server) as page:
         expect(page.get_by_label("Message", exact=True)).to_be_focused()
         page.keyboard.type("first line")
@@ -209,9 +220,11 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, server: RunningSer
         page.get_by_label("Seed").fill("6")
         page.get_by_label("Most tokens").fill("")
         page.get_by_label("Message", exact=True).focus()
+        monkeypatch.setattr(server.engine._engine, "step", held)
         page.keyboard.press("Enter")
         expect(page.locator(".answer .text")).not_to_be_empty()
         page.keyboard.press("Escape")
+        pressed.set()
         expect(page.get_by_text("Stopped.")).to_be_visible()
         assert page.locator(".question").text_content() == "first line\nsecond line"
         assert soon(lambda: server.engine.running == 0)

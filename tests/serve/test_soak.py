@@ -384,4 +384,6 @@ def test_an_answer_of_10_000_tokens(tmp_path: Path) -> None:
         for stream in (False, True):
             body = {"prompt": "hello", "max_tokens": 10_000, "ignore_eos": True, "stream": stream}
             assert server.client.post(server.url + TEXT, json=body).status_code == 200
-        assert resident(os.getpid()) - before < 16 * 2**20  # the slots have their size by now
+        # The slots have their size by now, and a whole answer was seen to add nothing. The bound leaves room
+        # for what a client in this process holds of a stream, some 2 MB of text, and for the allocator.
+        assert resident(os.getpid()) - before < 16 * 2**20

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stages.decoding import EagleModel
 from stages.serve.app import Access
+from stages.serve.prompt_ids import text_ids
 from stages.serve.served_model import ServedModel
 from stages.serve.tokenization import DetokenizeBody, TokenizeText, detokenized, tokenized
 from stages.targets import Target
@@ -61,9 +62,10 @@ def test_a_start_of_the_text_is_left_out_if_it_is_not_wanted(target: Target) -> 
             return {"input_ids": [7] * add_special_tokens + target.tokenizer(text)["input_ids"]}
 
     model = ServedModel("x", Starting, 5)  # type: ignore[arg-type]
-    model.__dict__["target"] = type("T", (), {"tokenizer": Starting()})()
+    model.__dict__["target"] = type("T", (), {"tokenizer": Starting(), "vocab_size": 512})()
     assert tokenized(model, TokenizeText(prompt="a")).tokens[0] == 7
     assert tokenized(model, TokenizeText(prompt="a", add_special_tokens=False)).tokens[0] != 7
+    assert text_ids(model, "a") == [7, *text_ids(model, "a", special=False)]
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
