@@ -2,12 +2,12 @@
 them."""
 
 from stages.decoding.batch import GenerationResult, generate_batch
-from stages.decoding.cost import CostPlanner, Decisions, FixedPlanner, Planner
 from stages.decoding.costs import Costs
 from stages.decoding.drafters import Drafter, DrafterChoice, EagleDrafter, make_drafter
 from stages.decoding.engine import Emission, Engine, GenerationRequest
 from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.model import EagleModel, Generation
+from stages.decoding.planner import CostPlanner, Decisions, FixedPlanner, Planner
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.stats import DecodeStats
 from stages.decoding.tree import DraftTree, TreeConfig, TreePlan

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from kernels import MAX_NODES
-from stages.decoding.cost import Planner
 from stages.decoding.costs import Costs
 from stages.decoding.device import DeviceLoop, Entry, drafts_for
 from stages.decoding.drafters import Drafter
 from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.measure import measure_costs
+from stages.decoding.planner import Planner
 from stages.decoding.prefix import WarmSlots
 from stages.decoding.running import Emission, FinishReason, GenerationRequest, Running
 from stages.decoding.sampling import TokenHistory

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from stages.artifacts import Verify, open_artifact
-from stages.decoding.cost import CostPlanner, FixedPlanner
 from stages.decoding.drafters import DrafterChoice, drafter_of, make_drafter
 from stages.decoding.engine import Engine, FinishReason, GenerationRequest
+from stages.decoding.planner import CostPlanner, FixedPlanner
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.stats import DecodeStats
 from stages.decoding.tree import TreeConfig

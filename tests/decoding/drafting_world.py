@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stages.decoding.cost import Planner
 from stages.decoding.costs import Costs
 from stages.decoding.drafters.calibration import Calibration
 from stages.decoding.growth import TreeGrowth, frontiers, trees
+from stages.decoding.planner import Planner
 
 WIDTH = 4
 CPU_VERIFY = {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.decoding.cost import CostPlanner, FixedPlanner, Planner
 from stages.decoding.costs import Costs
 from stages.decoding.drafters.calibration import Calibration
+from stages.decoding.planner import CostPlanner, FixedPlanner, Planner
 from stages.decoding.tree import DraftTree, TreeConfig
 from stages.errors import EagleError
 from tests.decoding.drafting_world import CPU_DRAFT, CPU_VERIFY, GPU_DRAFT, GPU_VERIFY, Profile, World
