@@ -7,10 +7,13 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/narrow.h>
 
+#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
+#include <torch/custom_class.h>
 
 #include "attend.h"
 #include "linear.h"
@@ -20,10 +23,9 @@ namespace eagle {
 
 // Blocks of outputs [R, up to 64] of packed weights, for every row; `use(block, out, stride, count)` takes them.
 template <typename T, typename F>
-void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const Tensor& packed, const Tensor& bias,
+void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const T* weights, const T* added,
                   int64_t outputs, std::vector<T>& local, const F& use) {
   int64_t blocks = (outputs + BLOCK - 1) / BLOCK, steps = width / Step<T>::DEPTH;
-  const T *weights = (const T*)packed.const_data_ptr(), *added = bias.numel() ? (const T*)bias.const_data_ptr() : nullptr;
   int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), end = blocks * (thread + 1) / threads;
   local.resize(rows * 2 * BLOCK);
   for (int64_t block = blocks * thread / threads; block < end;) {
@@ -137,25 +139,51 @@ enum LayerTensor {
   NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS, POST_NORM, MLP_NORM, GATE_UP, DOWN, POST_MLP_NORM, TENSORS
 };
 
+// A stack of decoder layers. It keeps the addresses of its weights together: handed over as tensors with every forward, they
+// would each cost a few misses of caches that the forward before has emptied.
+struct Layers : torch::CustomClassHolder {
+  std::vector<Tensor> weights;                        // of each layer, in the order of LayerTensor; empty where it has none
+  std::vector<std::array<const void*, TENSORS>> at;
+  std::vector<int64_t> kinds;                         // of each layer: which rotary embedding, and the window or 0
+  int64_t heads, kv_heads, size, inner, activation;
+  float scale, softcap;
+  Norm norm;
+
+  Layers(std::vector<Tensor> tensors, std::vector<int64_t> ropes_and_windows, std::vector<int64_t> sizes, double scale,
+         double softcap, double eps, int64_t norms)
+      : weights(std::move(tensors)), kinds(std::move(ropes_and_windows)), scale(float(scale)), softcap(float(softcap)),
+        norm{float(eps), norms} {
+    TORCH_CHECK(sizes.size() == 5 && weights.size() * 2 == kinds.size() * TENSORS, "sizes or tensors are missing");
+    heads = sizes[0], kv_heads = sizes[1], size = sizes[2], inner = sizes[3], activation = sizes[4];
+    at.resize(depth());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      weights[i] = weights[i].contiguous();
+      at[i / TENSORS][i % TENSORS] = weights[i].numel() ? weights[i].const_data_ptr() : nullptr;
+    }
+  }
+
+  int64_t depth() const { return kinds.size() / 2; }
+};
+
 // Decoder layers of Llama's kind over rows [M, h]; see kernels/cpu/__init__.py.
 template <typename T>
-void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& places, const Tensor& positions,
-                const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList weights, at::IntArrayRef layers,
-                at::IntArrayRef sizes, double scale, double softcap, const Norm& norm, at::TensorList taps, at::IntArrayRef tapped) {
-  int64_t rows = x.size(0), width = x.size(1), heads = sizes[0], kv_heads = sizes[1], size = sizes[2], inner = sizes[3];
-  int64_t activation = sizes[4], turned = cos.size(-1), depth = layers.size() / 2, group = heads / kv_heads;
+void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& input, const Tensor& places,
+                const Tensor& positions, const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList taps,
+                at::IntArrayRef tapped) {
+  int64_t rows = x.size(0), width = x.size(1), heads = stack.heads, kv_heads = stack.kv_heads, size = stack.size;
+  int64_t inner = stack.inner, turned = cos.size(-1), depth = stack.depth(), group = heads / kv_heads;
+  const Norm& norm = stack.norm;
   int64_t all_heads = heads + 2 * kv_heads;
   bool full = cos.scalar_type() == at::kFloat && sizeof(T) == 2;
   const int64_t *where = cache.const_data_ptr<int64_t>(), *place = places.const_data_ptr<int64_t>();
   const int64_t* position = positions.const_data_ptr<int64_t>();
   Tensor normed = at::empty({rows, width}, x.options()), qkv = at::empty({rows, all_heads * size}, x.options());
   Tensor seen = at::empty({rows, heads * size}, x.options()), gated = at::empty({rows, inner}, x.options());
-  Tensor added = at::empty({rows, width}, x.options()), no_bias = at::empty({0}, x.options());
+  Tensor added = at::empty({rows, width}, x.options());
   T *xs = (T*)x.mutable_data_ptr(), *ns = (T*)normed.mutable_data_ptr(), *qs = (T*)qkv.mutable_data_ptr();
   T *as = (T*)seen.mutable_data_ptr(), *gs = (T*)gated.mutable_data_ptr(), *os = (T*)added.mutable_data_ptr();
-  auto tensor = [&](int64_t layer, int which) -> const Tensor& { return weights[layer * TENSORS + which]; };
-  auto data = [&](int64_t layer, int which) { return (const T*)tensor(layer, which).const_data_ptr(); };
-  auto has = [&](int64_t layer, int which) { return tensor(layer, which).numel() > 0; };
+  auto data = [&](int64_t layer, int which) { return (const T*)stack.at[layer][which]; };  // null where it has none
+  const char *cosines = (const char*)cos.const_data_ptr(), *sines = (const char*)sin.const_data_ptr();
   const int64_t bytes = sizeof(T), cos_row = turned * cos.element_size(), cos_kind = cos.size(1) * cos_row;
   const int threads = at::get_num_threads();
   Meeting& meeting = Meeting::of_caller(threads);
@@ -165,9 +193,9 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
     std::vector<int64_t> path;
     std::vector<float> work;
     // x += what a layer adds, of blocks or, behind a norm of its own, of whole rows
-    auto add_to = [&](int64_t layer, int post, const T* in, int64_t in_width, int which, const Tensor& bias) {
-      bool later = has(layer, post);
-      share_blocks<T>(meeting, in, rows, in_width, tensor(layer, which), bias, width, local,
+    auto add_to = [&](int64_t layer, int post, const T* in, int64_t in_width, int which, const T* bias) {
+      bool later = data(layer, post);
+      share_blocks<T>(meeting, in, rows, in_width, data(layer, which), bias, width, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           for (int64_t i = 0; i < count; ++i) {
@@ -183,7 +211,7 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
       });
     };
     for (int64_t layer = 0; layer < depth; ++layer) {
-      int64_t rope = layers[layer * 2], window = layers[layer * 2 + 1];
+      int64_t rope = stack.kinds[layer * 2], window = stack.kinds[layer * 2 + 1];
       for (size_t t = 0; t < tapped.size(); ++t)
         if (tapped[t] == layer) {
           T* out = (T*)taps[t].mutable_data_ptr();
@@ -194,7 +222,7 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
       if (!given)
         share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, NORM), width, norm, ns + m * width); });
       const T* entry = given ? (const T*)input->const_data_ptr() : ns;
-      share_blocks<T>(meeting, entry, rows, given ? input->size(1) : width, tensor(layer, QKV), tensor(layer, QKV_BIAS),
+      share_blocks<T>(meeting, entry, rows, given ? input->size(1) : width, data(layer, QKV), data(layer, QKV_BIAS),
                       all_heads * size, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
@@ -208,16 +236,16 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
         const int64_t* p = place + m * 4;
         if (p[0] < 0) return;
         int which = h < heads ? Q_NORM : K_NORM;
-        if (has(layer, which)) rms_norm<T>(head, data(layer, which), size, norm, head);
+        if (data(layer, which)) rms_norm<T>(head, data(layer, which), size, norm, head);
         int64_t angle = rope * cos_kind + position[m] * cos_row;
         if (rope >= 0)
-          rotate<T>(head, (const char*)cos.const_data_ptr() + angle, (const char*)sin.const_data_ptr() + angle, full, turned);
+          rotate<T>(head, cosines + angle, sines + angle, full, turned);
         if (h < heads) return;
         int64_t at = p[0] * where[3] + (h - heads) * where[4] + p[1] * size;
         std::memcpy((T*)keys + at, head, size * bytes);
         std::memcpy((T*)values + at, head + kv_heads * size, size * bytes);
       });
-      Shape shape{rows, heads, kv_heads, size, float(scale), window, float(softcap)};
+      Shape shape{rows, heads, kv_heads, size, stack.scale, window, stack.softcap};
       share(meeting, rows * kv_heads, [&](int64_t task) {
         int64_t m = task / kv_heads, h = task % kv_heads;
         T* result = as + (m * heads + h * group) * size;
@@ -230,29 +258,28 @@ void run_layers(Tensor& x, const std::optional<Tensor>& input, const Tensor& pla
         attend_row<T>(qs + (m * all_heads + h * group) * size, size, (const T*)keys + at, (const T*)values + at, p, shape,
                       result, path, work);
       });
-      add_to(layer, POST_NORM, as, heads * size, OUT, tensor(layer, OUT_BIAS));
+      add_to(layer, POST_NORM, as, heads * size, OUT, data(layer, OUT_BIAS));
       share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, MLP_NORM), width, norm, ns + m * width); });
       // Gate and up are packed in turns of 32, so that a block has both halves of its products.
-      share_blocks<T>(meeting, ns, rows, width, tensor(layer, GATE_UP), no_bias, 2 * inner, local,
+      share_blocks<T>(meeting, ns, rows, width, data(layer, GATE_UP), (const T*)nullptr, 2 * inner, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           for (int64_t b = 0; b < count; b += BLOCK) {
                             const T* gate = out + m * stride + b;
                             int64_t half = std::min(BLOCK, count - b) / 2;
-                            activate(gate, gate + half, half, activation == 1, gs + m * inner + (first + b) / 2);
+                            activate(gate, gate + half, half, stack.activation == 1, gs + m * inner + (first + b) / 2);
                           }
                       });
-      add_to(layer, POST_MLP_NORM, gs, inner, DOWN, no_bias);
+      add_to(layer, POST_MLP_NORM, gs, inner, DOWN, nullptr);
     }
   }
 }
 
 // States [M, h] behind the layers of states before them; `input` [M, K] stands for the first layer's normed x. Rotations are
 // looked up by position in cos and sin [R, positions, D'].
-inline Tensor layers(const Tensor& states, const std::optional<Tensor>& input, const Tensor& places, const Tensor& positions,
-                     const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList weights, at::IntArrayRef kinds,
-                     at::IntArrayRef sizes, double scale, double softcap, double eps, int64_t norms, const Tensor& features,
-                     at::IntArrayRef tapped) {
+inline Tensor layers(const c10::intrusive_ptr<Layers>& stack, const Tensor& states, const std::optional<Tensor>& input,
+                     const Tensor& places, const Tensor& positions, const Tensor& cache, const Tensor& cos, const Tensor& sin,
+                     const Tensor& features, at::IntArrayRef tapped) {
   Tensor x = states.clone(at::MemoryFormat::Contiguous), at = positions.contiguous(), where = places.contiguous();
   for (int64_t m = 0; m < at.numel(); ++m) {
     int64_t position = at.const_data_ptr<int64_t>()[m];
@@ -260,9 +287,8 @@ inline Tensor layers(const Tensor& states, const std::optional<Tensor>& input, c
   }
   std::vector<Tensor> taps;
   for (size_t t = 0; t < tapped.size(); ++t) taps.push_back(features.narrow(1, t * x.size(1), x.size(1)));
-  Norm norm{float(eps), norms};
   auto run = x.scalar_type() == at::kFloat ? run_layers<float> : run_layers<uint16_t>;
-  run(x, input, where, at, cache, cos, sin, weights, kinds, sizes, scale, softcap, norm, taps, tapped);
+  run(*stack, x, input, where, at, cache, cos, sin, taps, tapped);
   return x;
 }
 

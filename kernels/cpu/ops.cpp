@@ -14,6 +14,8 @@
 #include "rank.h"
 
 TORCH_LIBRARY(eagle_cpu, library) {
+  library.class_<eagle::Layers>("Layers").def(
+      torch::init<std::vector<eagle::Tensor>, std::vector<int64_t>, std::vector<int64_t>, double, double, double, int64_t>());
   library.def("pack(Tensor weight) -> Tensor");
   library.def("compact(Tensor(a!) cache, Tensor slots, Tensor lengths, Tensor path, Tensor count) -> ()");
   library.def("argmax(Tensor values) -> Tensor");
@@ -30,9 +32,8 @@ TORCH_LIBRARY(eagle_cpu, library) {
       "attend(Tensor q, Tensor k, Tensor v, Tensor places, Tensor cache, int layer, float scale, int window, "
       "float softcap) -> Tensor");
   library.def(
-      "layers(Tensor x, Tensor? input, Tensor places, Tensor positions, Tensor cache, Tensor cos, Tensor sin, "
-      "Tensor[] weights, int[] kinds, int[] sizes, float scale, float softcap, float eps, int norms, Tensor(a!) features, "
-      "int[] tapped) -> Tensor");
+      "layers(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor x, Tensor? input, Tensor places, Tensor positions, "
+      "Tensor cache, Tensor cos, Tensor sin, Tensor(a!) features, int[] tapped) -> Tensor");
   library.def(
       "normed_pairs(Tensor table, Tensor tokens, Tensor features, Tensor left, Tensor right, float eps, int kind) -> Tensor");
 }

@@ -6,7 +6,6 @@ bits whatever rows are beside it. Other families run module by module with packe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,28 @@ GATE_RUN = 32
 """Rows of the gate, and as many of the up projection, that the op finds in each other's neighbourhood."""
 
 
-@dataclass(frozen=True)
 class CpuLayers:
-    """The op's arguments that do not change from forward to forward; see ``kernels.cpu``."""
+    """A stack of decoder layers as the op takes it."""
 
-    weights: list[
-        Tensor
-    ]  # per layer, in the order of `LayerTensor` in layers.h; empty where a layer has none
-    kinds: list[int]  # per layer: which rotary embedding, and the window or 0
-    sizes: list[int]  # query heads, key heads, head size, inner size, activation
-    scale: float
-    softcap: float
-    eps: float
-    norms: int  # 0: Llama's, rounded before the gain; 1: Gemma's, gain + 1; 2: rounded behind the gain
+    def __init__(
+        self,
+        weights: list[Tensor],
+        kinds: list[int],
+        sizes: list[int],
+        *,
+        scale: float,
+        softcap: float,
+        eps: float,
+        norms: int,
+    ) -> None:
+        """Args:
+        weights: per layer, in the order of ``LayerTensor`` in layers.h; empty where a layer has none.
+        kinds: per layer, which rotary embedding, and the window or 0.
+        sizes: query heads, key heads, head size, inner size, activation.
+        norms: 0: Llama's, rounded before the gain; 1: Gemma's, gain + 1; 2: rounded behind the gain.
+        """
+        self.eps, self.norms = eps, norms
+        self.stack = torch.classes.eagle_cpu.Layers(weights, kinds, sizes, scale, softcap, eps, norms)
 
     def __call__(
         self,
@@ -58,22 +66,7 @@ class CpuLayers:
             entry: [M, K], what the first layer's projections take in place of its normed ``x``.
         """
         return torch.ops.eagle_cpu.layers(
-            x,
-            entry,
-            step.places,
-            positions,
-            step.where,
-            cos,
-            sin,
-            self.weights,
-            self.kinds,
-            self.sizes,
-            self.scale,
-            self.softcap,
-            self.eps,
-            self.norms,
-            features,
-            tapped,
+            self.stack, x, entry, step.places, positions, step.where, cos, sin, features, tapped
         )
 
 

@@ -99,7 +99,9 @@ class Decoder:
             ]
             sizes = [shape.heads, shape.kv_heads, shape.size, shape.inner, int(shape.gelu)]
             kinds, scale = [0, shape.window] * shape.depth, shape.size**-0.5
-            self._packed = CpuLayers(weights, kinds, sizes, scale, shape.softcap, 1e-6, shape.norms)
+            self._packed = CpuLayers(
+                weights, kinds, sizes, scale=scale, softcap=shape.softcap, eps=1e-6, norms=shape.norms
+            )
         return self._packed
 
     def by_op(self, rows: list[int] | None = None, tapped: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
@@ -115,8 +117,8 @@ class Decoder:
         p, x = self.packed, self.states[chosen]
         features = x.new_empty(len(x), len(tapped) * x.shape[1])
         out = torch.ops.eagle_cpu.layers(
-            *(x, None, torch.tensor(places)[chosen], self.positions[chosen], where, self.cos, self.sin),
-            *(p.weights, p.kinds, p.sizes, p.scale, p.softcap, p.eps, p.norms, features, list(tapped)),
+            *(p.stack, x, None, torch.tensor(places)[chosen], self.positions[chosen], where),
+            *(self.cos, self.sin, features, list(tapped)),
         )
         return out, features
 
