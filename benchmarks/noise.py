@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from stages.artifacts import open_artifact
 from stages.decoding import EagleModel
+from stages.decoding.drafters import EagleDrafter
 from stages.decoding.drafters.growing import GrowingDrafter
 from stages.decoding.drafters.ranking import Node
 from stages.decoding.drafters.strength import Pool
@@ -73,6 +74,8 @@ class Watch:
     def __init__(self, model: EagleModel) -> None:
         drafter = model.engine.drafter
         assert isinstance(drafter, GrowingDrafter), "heads and draft models rank with noise"
+        if isinstance(drafter, EagleDrafter):
+            drafter.one_op = False  # that op learns by itself
         self._ranking = drafter.ranking
         self._learn = drafter.ranking.learn
         self._among: dict[tuple[str, float, int], int] = defaultdict(int)

@@ -7,6 +7,7 @@
 
 #include "attend.h"
 #include "compact.h"
+#include "draft.h"
 #include "draw.h"
 #include "filter.h"
 #include "layers.h"
@@ -16,6 +17,10 @@
 TORCH_LIBRARY(eagle_cpu, library) {
   library.class_<eagle::Layers>("Layers").def(
       torch::init<std::vector<eagle::Tensor>, std::vector<int64_t>, std::vector<int64_t>, double, double, double, int64_t>());
+  library.class_<eagle::Head>("Head").def(
+      torch::init<c10::intrusive_ptr<eagle::Layers>, eagle::Tensor, eagle::Tensor, std::vector<eagle::Tensor>, eagle::Tensor,
+                  std::optional<eagle::Tensor>, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor,
+                  int64_t, double>());
   library.def("pack(Tensor weight) -> Tensor");
   library.def("compact(Tensor(a!) cache, Tensor slots, Tensor lengths, Tensor path, Tensor count) -> ()");
   library.def("argmax(Tensor values) -> Tensor");
@@ -34,8 +39,18 @@ TORCH_LIBRARY(eagle_cpu, library) {
   library.def(
       "layers(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor x, Tensor? input, Tensor places, Tensor positions, "
       "Tensor cache, Tensor cos, Tensor sin, Tensor(a!) features, int[] tapped) -> Tensor");
+  library.def("head_fuse(__torch__.torch.classes.eagle_cpu.Head head, Tensor states) -> Tensor");
   library.def(
-      "normed_pairs(Tensor table, Tensor tokens, Tensor features, Tensor left, Tensor right, float eps, int kind) -> Tensor");
+      "head_pass(__torch__.torch.classes.eagle_cpu.Head head, Tensor tokens, Tensor feature, Tensor positions, Tensor places, "
+      "Tensor cache, Tensor cos, Tensor sin) -> Tensor");
+  library.def("head_feedback(__torch__.torch.classes.eagle_cpu.Head head, Tensor hidden) -> Tensor");
+  library.def("head_logits(__torch__.torch.classes.eagle_cpu.Head head, Tensor hidden) -> Tensor");
+  library.def(
+      "draft(__torch__.torch.classes.eagle_cpu.Head head, Tensor cache, Tensor cos, Tensor sin, Tensor states, int[] waiting, "
+      "Tensor[] calibrations, int[] sequences, float[] settings, float[] strengths, float[] nodes, float[] rows, int[] paths, "
+      "int lag, int pool) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "learn(Tensor(a!) calibration, Tensor candidates, Tensor chances, int begin, int end, int root_row, int[] truth) -> int[]");
 }
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
@@ -50,5 +65,10 @@ TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("linear", eagle::linear);
   library.impl("attend", eagle::attend);
   library.impl("layers", eagle::layers);
-  library.impl("normed_pairs", eagle::normed_pairs);
+  library.impl("head_fuse", eagle::head_fuse);
+  library.impl("head_pass", eagle::head_pass);
+  library.impl("head_feedback", eagle::head_feedback);
+  library.impl("head_logits", eagle::head_logits);
+  library.impl("draft", eagle::draft);
+  library.impl("learn", eagle::learn);
 }

@@ -1,35 +1,34 @@
-"""A decoder head made ready to draft on a CPU: its weights packed, its layers one op."""
+"""An EAGLE head made ready to draft on a CPU: its weights packed, a pass one op."""
 
 from __future__ import annotations
 
-import copy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.cpu import DTYPES, load_ops, pack_linears
+from kernels.cpu import DTYPES, load_ops
 from stages.heads.decoder_head import DecoderHead
-from stages.heads.layers import FusionLayer, RMSNorm
+from stages.heads.eagle1 import Eagle1Head
+from stages.heads.eagle3 import Eagle3Head
 from stages.targets.cpu_layers import GATE_RUN, CpuLayers, pack_layer
 from stages.targets.slots import RowStep
 
 _FULL_NORM = 2  # rounded once, behind the gain, as in `stages.heads.layers`
+_RESIDUAL_NORMED, _FEEDBACK_NORMED = 1, 2  # `Head::Switch` in draft.h
 
 
 class CpuHead:
-    """Computes what the head's own modules do, from a packed copy of its weights."""
+    """Computes what the head's own modules do, from a packed copy of its weights.
+
+    op: the head as ``torch.ops.eagle_cpu.draft`` takes it.
+    """
 
     def __init__(self, head: DecoderHead) -> None:
-        # The embedding is large, and only read.
-        self._head = copy.deepcopy(head, {id(head.embed_tokens): head.embed_tokens})
         config = head.config
-        weights = [tensor for layer in head.layers_in_order for tensor in _packed(layer)]
-        window = config.sliding_window or 0
-        self._layers = CpuLayers(
-            weights=weights,
-            kinds=[0, window] * config.num_hidden_layers,
+        layers = CpuLayers(
+            weights=[tensor for layer in head.layers_in_order for tensor in _packed(layer)],
+            kinds=[0, config.sliding_window or 0] * config.num_hidden_layers,
             sizes=[
                 config.num_attention_heads,
                 config.num_key_value_heads,
@@ -42,34 +41,34 @@ class CpuHead:
             eps=config.rms_norm_eps,
             norms=_FULL_NORM,
         )
-        first = self._head.layers_in_order[0]
-        self._fusion = first if isinstance(first, FusionLayer) else None
+        self._fuses = isinstance(head, Eagle3Head)
+        self._norms_feedback = isinstance(head, Eagle3Head) and head.config.norm_output
+        self._rotary = head.rotary
         self._table: Tensor = head.embed_tokens.weight.detach()
         self._cos = self._sin = self._table.new_empty(1, 0, config.head_dim)  # [1, positions, D]
-        for layer in self._head.layers_in_order:  # packed above
-            del layer.self_attn, layer.mlp
-        pack_linears(self._head)
-        for module in self._head.modules():
-            if isinstance(module, RMSNorm):
-                gain = module.weight.detach()
-                module.forward = partial(_norm, weight=gain, eps=module.eps)  # type: ignore[method-assign]
+        self.op = torch.classes.eagle_cpu.Head(layers.stack, self._table, *_parts(head))
 
     @classmethod
     def of(cls, head: DecoderHead) -> CpuHead | None:
         """None where the ops do not apply: on a GPU, in float16, for odd sizes, or without a compiler."""
         weight, config = head.embed_tokens.weight, head.config
-        fits = config.intermediate_size % GATE_RUN == 0 and config.head_dim % 2 == 0
+        even = config.head_dim % 2 == 0 and config.hidden_size % 2 == 0
+        fits = config.intermediate_size % GATE_RUN == 0 and even
         if weight.device.type != "cpu" or weight.dtype not in DTYPES or not fits or load_ops() is not None:
             return None
         return cls(head)
 
     def fuse(self, state: Tensor) -> Tensor:
-        """See ``DecoderHead.fuse``."""
-        return self._head.fuse(state)
+        """See ``DecoderHead.fuse``: [M, w] to [M, h]."""
+        return torch.ops.eagle_cpu.head_fuse(self.op, state) if self._fuses else state
+
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """See ``DecoderHead.feedback``."""
+        return torch.ops.eagle_cpu.head_feedback(self.op, hidden) if self._norms_feedback else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``DecoderHead.logits``."""
-        return self._head.logits(hidden)
+        """See ``DecoderHead.logits``: [M, h] to [M, Vd]."""
+        return torch.ops.eagle_cpu.head_logits(self.op, hidden)
 
     def forward(self, tokens: Tensor, feature: Tensor, positions: Tensor, step: RowStep, rows: int) -> Tensor:
         """One pass over rows of any sequences: the last layer's output [M, h].
@@ -80,26 +79,36 @@ class CpuHead:
             step: where the rows' keys and values go in the head's cache, and what they see.
             rows: of a slot of that cache, which is more than any position.
         """
-        if self._cos.shape[1] < rows:
-            cos, sin = self._head.rotary.tables(torch.arange(rows), self._table.dtype)
-            self._cos, self._sin = cos[None], sin[None]
-        entry, residual = self._enter(tokens, feature)
-        none = self._table.new_empty(0)
-        return self._layers(residual, step, positions, self._cos, self._sin, none, [], entry=entry)
-
-    def _enter(self, tokens: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderHead.enter``."""
-        if self._fusion is None:
-            return self._head.enter(self._head.embed(tokens), feature)
-        left, right = self._fusion.input_layernorm, self._fusion.hidden_norm
-        entry = torch.ops.eagle_cpu.normed_pairs(
-            self._table, tokens, feature, left.weight, right.weight, left.eps, _FULL_NORM
+        cos, sin = self.turns(rows)
+        return torch.ops.eagle_cpu.head_pass(
+            self.op, tokens, feature, positions, step.places, step.where, cos, sin
         )
-        return entry, self._fusion.residual(feature, entry[:, feature.shape[1] :])
+
+    def turns(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding, of ``rows`` positions at least: [1, positions, D]."""
+        if self._cos.shape[1] < rows:
+            cos, sin = self._rotary.tables(torch.arange(rows), self._table.dtype)
+            self._cos, self._sin = cos[None], sin[None]
+        return self._cos, self._sin
 
 
-def _norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
-    return torch.ops.eagle_cpu.norm(x, weight, eps, _FULL_NORM)
+def _parts(head: DecoderHead) -> list[Any]:
+    """What stands before and behind the layers, in the order of ``Head`` in draft.h."""
+    assert isinstance(head, Eagle3Head | Eagle1Head)
+    pack, none = torch.ops.eagle_cpu.pack, head.embed_tokens.weight.new_empty(0)
+    fc, output = pack(head.fc.weight.detach()), pack(head.lm_head.weight.detach())
+    if isinstance(head, Eagle1Head):
+        bias = None if head.fc.bias is None else head.fc.bias.detach()
+        scale = float(head.config.logit_scale)
+        return [none, [], fc, bias, none, none, none, output, head.draft_ids, 0, scale]
+    whole = head.input_norm.weight.detach() if head.config.norm_before_fc else none
+    norms: Any = head.fc_norm if head.config.fc_norm else []
+    each = [norm.weight.detach() for norm in norms]
+    gains = [head.midlayer.input_layernorm.weight.detach(), head.midlayer.hidden_norm.weight.detach()]
+    switches = head.config.norm_before_residual * _RESIDUAL_NORMED
+    switches += head.config.norm_output * _FEEDBACK_NORMED
+    final = head.norm.weight.detach()
+    return [whole, each, fc, None, *gains, final, output, head.draft_ids, switches, 1.0]
 
 
 def _packed(layer: Any) -> list[Tensor]:

@@ -22,7 +22,7 @@ from stages.decoding.drafters import (
     growing,
 )
 from stages.decoding.drafters.rows import DraftRows, Run
-from stages.decoding.tree import TreePlan
+from stages.decoding.tree import Prices, TreePlan
 from stages.heads import DraftHead, HeadOptions, make_head
 from stages.targets import SlotCache, Target, load_target
 from tests.tiny import make_tiny_target
@@ -206,6 +206,7 @@ def test_every_path_of_a_tree_is_scored_as_a_chain_from_scratch(kind: str, tiny_
     among its siblings and each node its own children."""
     head = HEADS[kind](tiny_target)
     drafter = EagleDrafter(head)  # type: ignore[arg-type]
+    drafter.one_op = False
     text = Text.random(random.Random(1), tiny_target, drafter.state, 9)
     drafter.start(0, text.ids[:1], SamplingParams())
     extend(drafter, [0], [text], [9])
@@ -249,6 +250,67 @@ def from_scratch(head: DraftHead, text: Text, path: list[int]) -> Tensor:
             feature = torch.cat((feature, head.feedback(hidden)))  # type: ignore[union-attr]
             tokens = torch.cat((tokens, torch.tensor([token])))
     return head.logits(hidden)[0].log_softmax(-1)
+
+
+TREES = [
+    "chain:depth=4",
+    "static:0,1,0.0,0.1,1.0,0.0.1",
+    "dynamic:depth=4,width=3",
+    "best:nodes=9,depth=5",
+    "cost",
+]
+SWITCHES = {
+    "none": {},
+    "norms before": {"norm_before_fc": True, "norm_before_residual": True},
+    "3.1": {"fc_norm": True, "norm_output": True},
+    "two layers and a window": {"layers": 2, "sliding_window": 5},
+}
+
+
+@pytest.mark.parametrize("kind", [*SWITCHES, "eagle1"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_cycle_as_one_op_drafts_and_learns_what_its_steps_do(
+    kind: str, tiny_target: Target, data: st.DataObject
+) -> None:
+    source = random.Random(data.draw(st.integers(0, 1 << 30)))
+    options = SWITCHES.get(kind, {})
+    head = random_head(tiny_target, "eagle1" if kind == "eagle1" else "eagle3", **options)
+    whole, stepwise = (EagleDrafter(head, slots=3) for _ in range(2))  # type: ignore[arg-type]
+    if not whole.one_op:
+        pytest.skip("the CPU ops are not loaded in this process")
+    stepwise.one_op = False
+    texts = [Text.random(random.Random(i), tiny_target, whole.state, 60) for i in range(3)]
+    params = [SamplingParams(temperature=source.choice([0.0, 0.0, 0.7, 1.3]), seed=i) for i in range(3)]
+    for slot in range(3):
+        for drafter in (whole, stepwise):
+            drafter.start(slot, texts[slot].ids[:4], params[slot])
+    for _ in range(6):
+        slots = source.sample(range(3), source.randint(1, 3))
+        given = [texts[slot].take(source.randint(1, 7)) for slot in slots]
+        states = torch.cat([states for states, _ in given if states is not None])
+        config = TreeConfig.parse(source.choice(TREES))
+        prices = None
+        if config.kind == "cost":
+            node, row = source.uniform(0, 0.1), source.uniform(0, 0.1)
+            count = len(slots) * config.nodes
+            prices = Prices(tuple(node * k for k in range(count + 1)), tuple(row * k for k in range(13)))
+        plans = [replace(config.plan(source.randint(1, 9)), prices=prices) for _ in slots]
+        found = []
+        for drafter in (whole, stepwise):
+            drafter.extend(slots, states, [tokens for _, tokens in given])
+            found.append((drafter.propose(slots, plans), drafter.passes))
+        assert found[0] == found[1]
+        # The first draft of each tree is right, so that there is something to learn further down.
+        for slot, tree in zip(slots, found[0][0], strict=True):
+            texts[slot].ids[texts[slot].done + 1] = tree.tokens[1] if tree.drafted else 5
+    for one in params:
+        for depth in range(1, 6):
+            assert whole.ranking.strength.at(one.temperature, depth) == stepwise.ranking.strength.at(
+                one.temperature, depth
+            )
+        ours, theirs = (d.calibrations.at(one.temperature).numbers for d in (whole, stepwise))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
 
 
 def test_medusa_ranks_each_level_by_its_own_head(tiny_target: Target) -> None:

@@ -15,6 +15,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from stages.decoding.growth import Outcome
 
@@ -33,11 +36,24 @@ _SURE = (0.35, 0.6, 0.85)
 
 
 class Calibration:
-    """Estimates for one drafter at one kind of temperature; see `Calibrations`."""
+    """Estimates for one drafter at one kind of temperature; see `Calibrations`.
+
+    numbers: all of them, float64, in the memory that the CPU op of a whole drafting cycle reads and corrects
+        too: the curves of each depth, then the means of each depth, kind of parent and rank.
+    """
 
     def __init__(self) -> None:
-        self._curves = [_Curve() for _ in range(MAX_DEPTH)]
-        self._means = [[_Means(kind) for kind in range(len(_SURE) + 1)] for _ in range(MAX_DEPTH)]
+        kinds = range(len(_SURE) + 1)
+        means = [number for kind in kinds for number in _first_means(kind)] * MAX_DEPTH
+        self.numbers = torch.tensor([*_Curve.START] * MAX_DEPTH + means, dtype=torch.float64)
+        data: Any = self.numbers.numpy()
+        numbers: memoryview[float] = memoryview(data)
+        cut = MAX_DEPTH * len(_Curve.START)
+        self._curves = [_Curve(part) for part in _parts(numbers[:cut], MAX_DEPTH)]
+        self._means = [
+            [_Means(part) for part in _parts(level, len(_SURE) + 1)]
+            for level in _parts(numbers[cut:], MAX_DEPTH)
+        ]
 
     def probability(self, depth: int, stated: float) -> float:
         """That a child of an accepted node is accepted, if the drafter says ``stated``."""
@@ -75,43 +91,66 @@ def temperature_kind(temperature: float) -> int:
 
 
 class _Curve:
-    """Logistic regression on one number; past outcomes fade."""
+    """Logistic regression on one number; past outcomes fade.
 
-    def __init__(self) -> None:
-        self._a, self._b = 0.0, 1.0
-        # The curvature of the log-likelihood, [[aa, ab], [ab, bb]], starts as that of _TRUST even outcomes.
-        self._aa, self._ab, self._bb = _TRUST / 4, 0.0, _TRUST / 2
+    Its numbers: a, b, and the curvature of the log-likelihood, aa, ab, bb of [[aa, ab], [ab, bb]].
+    """
+
+    START = (0.0, 1.0, _TRUST / 4, 0.0, _TRUST / 2)
+    """The curvature is that of _TRUST even outcomes."""
+
+    def __init__(self, numbers: memoryview[float]) -> None:
+        self._numbers = numbers
 
     def at(self, x: float) -> float:
         """x: a clipped logit, so that what is raised to a power stays small."""
-        return 1.0 / (1.0 + math.exp(-self._a - self._b * x))
+        a, b = self._numbers[0], self._numbers[1]
+        return 1.0 / (1.0 + math.exp(-a - b * x))
 
     def learn(self, x: float, hit: bool) -> None:
         p = self.at(x)
+        a, b, aa, ab, bb = self._numbers
         weight = max(p * (1 - p), 0.01)
         # Fading stops where little is known, so that a rare level keeps what it has.
-        fade = _FADING if self._aa > _TRUST / 4 else 1.0
-        self._aa = fade * self._aa + weight
-        self._ab = fade * self._ab + weight * x
-        self._bb = fade * self._bb + weight * x * x
-        determinant = max(self._aa * self._bb - self._ab * self._ab, 1e-6)
+        fade = _FADING if aa > _TRUST / 4 else 1.0
+        aa = fade * aa + weight
+        ab = fade * ab + weight * x
+        bb = fade * bb + weight * x * x
+        determinant = max(aa * bb - ab * ab, 1e-6)
         error = hit - p
-        self._a += error * (self._bb - self._ab * x) / determinant
-        self._b += error * (self._aa * x - self._ab) / determinant
-        self._a, self._b = max(-5.0, min(5.0, self._a)), max(0.1, min(3.0, self._b))
+        a += error * (bb - ab * x) / determinant
+        b += error * (aa * x - ab) / determinant
+        found = (max(-5.0, min(5.0, a)), max(0.1, min(3.0, b)), aa, ab, bb)
+        for i, number in enumerate(found):
+            self._numbers[i] = number
 
 
 class _Means:
-    """Mean outcome by a child's rank; old ones fade, a few imagined ones of the starting value come first."""
+    """Mean outcome by a child's rank; old ones fade. Its numbers: of each rank the mean and its weight."""
 
-    def __init__(self, kind: int) -> None:
-        first = 0.7 * (kind + 1) / (len(_SURE) + 1)
-        self.values = [first, *((1 - first) * 0.5**rank / 3 for rank in range(1, MAX_RANKS))]
-        self._weights = [8.0] * MAX_RANKS
+    def __init__(self, numbers: memoryview[float]) -> None:
+        self._numbers = numbers
+
+    @property
+    def values(self) -> list[float]:
+        return list(self._numbers[::2])
 
     def learn(self, rank: int, hit: bool) -> None:
-        weight = self._weights[rank] = min(self._weights[rank] + 1.0, 200.0)
-        self.values[rank] += (hit - self.values[rank]) / weight
+        mean, weight = self._numbers[2 * rank], min(self._numbers[2 * rank + 1] + 1.0, 200.0)
+        self._numbers[2 * rank] = mean + (hit - mean) / weight
+        self._numbers[2 * rank + 1] = weight
+
+
+def _first_means(kind: int) -> list[float]:
+    """What `_Means` starts from: a few imagined outcomes."""
+    first = 0.7 * (kind + 1) / (len(_SURE) + 1)
+    values = [first, *((1 - first) * 0.5**rank / 3 for rank in range(1, MAX_RANKS))]
+    return [number for value in values for number in (value, 8.0)]
+
+
+def _parts(numbers: memoryview[float], count: int) -> list[memoryview[float]]:
+    size = len(numbers) // count
+    return [numbers[i * size : (i + 1) * size] for i in range(count)]
 
 
 def _logit(probability: float) -> float:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import StateKind
 from stages.decoding.drafters.growing import GrowingDrafter
+from stages.decoding.drafters.one_op import Draft, draft
 from stages.decoding.drafters.rows import DraftRows
+from stages.decoding.tree import MAX_EXPANDED, DraftTree, TreePlan
 from stages.heads import Eagle1Head, Eagle3Head
 from stages.heads.cpu_head import CpuHead
 from stages.targets import SlotCache
@@ -16,7 +21,10 @@ from stages.targets.slots import RowStep
 
 class EagleDrafter(GrowingDrafter):
     """The head's row i holds the pair (f_i, x_{i+1}) at RoPE position i; drafted nodes have the head's own
-    state in the place of f."""
+    state in the place of f.
+
+    one_op: whether a cycle is one op, on a CPU that has it.
+    """
 
     lag = 1
 
@@ -39,6 +47,7 @@ class EagleDrafter(GrowingDrafter):
             spare=1,  # small, as there are few layers; see `stages.decoding.device`
         )
         self._cpu = CpuHead.of(head)
+        self.one_op = self._cpu is not None
         super().__init__(cache, head.draft_ids, calibrations)
 
     def forward(self, feature: Tensor, rows: DraftRows) -> Tensor:
@@ -61,13 +70,36 @@ class EagleDrafter(GrowingDrafter):
 
         return self.head(rows.tokens, feature, rows.positions, attend)
 
+    def _grow(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
+        sequences = [self._sequences[slot] for slot in slots]
+        # The op knows no token masks, and begins with verified tokens.
+        fits = all(s.waiting and s.params.token_mask is None for s in sequences)
+        if not (self.one_op and slots and fits):
+            return super()._grow(slots, plans)
+        assert self._cpu is not None
+        self.cache.reserve(max(s.length + len(s.waiting) for s in sequences) + MAX_EXPANDED)
+        drafts = [
+            Draft(slot, s.params, s.root, s.length, s.waiting, plan)
+            for slot, s, plan in zip(slots, sequences, plans, strict=True)
+        ]
+        given = [states for s in sequences for states in s.states]
+        states = given[0] if len(given) == 1 else torch.cat(given)
+        trees, grown, self.passes, roots = draft(
+            self._cpu, self.cache, drafts, states, self.ranking, self.calibrations, self.lag
+        )
+        for row, (sequence, tree) in enumerate(zip(sequences, grown, strict=True)):
+            sequence.length += len(sequence.waiting)
+            sequence.waiting, sequence.states = [], []
+            sequence.state, sequence.grown = (roots, row), tree
+        return trees
+
     def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:
         assert states is not None, "an EAGLE head needs the target's states"
         feature = (self._cpu or self.head).fuse(states.to(self.cache.data.dtype))
         return self.forward(feature, rows)
 
     def _run(self, parents: Tensor, rows: DraftRows) -> Tensor:
-        return self.forward(self.head.feedback(parents), rows)
+        return self.forward((self._cpu or self.head).feedback(parents), rows)
 
     def _logits(self, states: Tensor) -> Tensor:
         return (self._cpu or self.head).logits(states)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
+from stages.decoding.drafters.one_op import Grown
 from stages.decoding.drafters.ranking import Node, Ranking
 from stages.decoding.drafters.rows import DraftRows, Run
 from stages.decoding.growth import TreeGrowth, frontiers, trees
@@ -42,9 +43,10 @@ class Followed:
 
     length: stable rows in the cache.
     waiting, states: verified tokens that have not been run, and the target's states that go with them.
-    state: the drafter's own state after the last stable row [h].
+    state: the drafter's own state [h] after the last stable row, as a row of states [N, h].
     prompt: verified tokens that will still be the prompt's; output: those behind it, for a token mask.
     growth, nodes: of the last tree; the nodes whose children were ranked, -1 the root.
+    grown: the last tree in their place, where one op has drafted it.
     """
 
     params: SamplingParams
@@ -52,11 +54,12 @@ class Followed:
     waiting: list[int] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
     length: int = 0
-    state: Tensor | None = None
+    state: tuple[Tensor, int] | None = None
     prompt: int = 0
     output: list[int] = field(default_factory=list)
     growth: TreeGrowth | None = None
     nodes: dict[int, Node] = field(default_factory=dict)
+    grown: Grown | None = None
 
 
 @dataclass
@@ -137,16 +140,20 @@ class GrowingDrafter(ABC):
         begin = 0
         for slot, new in zip(slots, tokens, strict=True):
             sequence = self._sequences[slot]
-            if sequence.growth is not None:
-                self.ranking.learn(sequence.params.temperature, sequence.growth, sequence.nodes, new)
-            sequence.growth = None
+            temperature = sequence.params.temperature
+            if sequence.grown is not None:
+                sequence.grown.learn(self.ranking, self.calibrations, temperature, new)
+            elif sequence.growth is not None:
+                self.ranking.learn(temperature, sequence.growth, sequence.nodes, new)
+            sequence.growth = sequence.grown = None
             sequence.waiting.extend(new)
             if sequence.params.token_mask is not None:
                 sequence.output.extend(new[sequence.prompt :])
             sequence.prompt = max(0, sequence.prompt - len(new))
             sequence.root = new[-1]
             if states is not None:
-                sequence.states.append(states[begin : begin + len(new)])
+                whole = len(new) == len(states)
+                sequence.states.append(states if whole else states[begin : begin + len(new)])
             begin += len(new)
         if long := [slot for slot in slots if len(self._sequences[slot].waiting) >= MOST_WAITING]:
             self._catch_up(long)
@@ -186,7 +193,7 @@ class GrowingDrafter(ABC):
             confidence = self.calibrations.at(sequence.params.temperature) if plan.prices else None
             sequence.growth, sequence.nodes = TreeGrowth(plan, sequence.root, confidence), {}
             drafts.append(_Drafting(slot, sequence, sequence.growth))
-        passed = [_joined([_known(draft.sequence.state)[None] for draft in drafts])]  # [rows, h] of each pass
+        passed = [torch.stack([_known(draft.sequence.state) for draft in drafts])]  # [rows, h] of each pass
         for row, draft in enumerate(drafts):
             draft.places[-1] = row
         self._branch([(draft, -1) for draft in drafts], passed[0])
@@ -232,7 +239,7 @@ class GrowingDrafter(ABC):
         rows = DraftRows.of(self.cache, runs, tokens, positions)
         hidden = self._take_in(_joined(given) if given else None, rows)
         for run, sequence in zip(runs, sequences, strict=True):
-            sequence.state = hidden[run.end - 1]
+            sequence.state = hidden, run.end - 1
             sequence.length = run.size
             sequence.waiting, sequence.states = [], []
 
@@ -292,6 +299,7 @@ def _joined(parts: Sequence[Tensor], rows: Sequence[int] | None = None) -> Tenso
     return whole if rows is None or list(rows) == list(range(len(whole))) else whole[rows]
 
 
-def _known(state: Tensor | None) -> Tensor:
+def _known(state: tuple[Tensor, int] | None) -> Tensor:
     assert state is not None, "a tree was asked for before the first verified token"
-    return state
+    states, row = state
+    return states[row]

@@ -67,6 +67,12 @@ class NoiseStrength:
         """The strength for children ``depth`` levels below the root."""
         return self._level(temperature, depth).strength
 
+    def by_depth(self, temperature: float) -> list[float]:
+        """Of each depth from 1 on; below, all are as the last."""
+        if temperature == 0:
+            return [0.0] * _LEVELS
+        return [self.at(temperature, depth) for depth in range(1, _LEVELS + 1)]
+
     def observe(self, temperature: float, pool: Pool, drawn: int) -> None:
         """The target drew token ``drawn`` where the pool's node stands. Nothing is learned of a draw from
         outside the pool."""
