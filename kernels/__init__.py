@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.accept import Acceptance, accept_states, accept_tree, draw_tokens, first_argmax
-from kernels.compact import compact
+from kernels.compact import compact, compact_paths
 from kernels.draft_topk import DraftTopK, draft_topk
 from kernels.filters import Filters, allowed_tokens, filter_floor
 from kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel_noise, gumbel_noise_vocab, philox4x32
@@ -20,6 +20,7 @@ __all__ = [
     "accept_tree",
     "allowed_tokens",
     "compact",
+    "compact_paths",
     "draft_topk",
     "draw_tokens",
     "filter_floor",

@@ -11,6 +11,8 @@ when the path is the tree's first nodes, as in a chain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,9 +35,26 @@ def compact(cache: Tensor, slots: Tensor, lengths: Tensor, path: Tensor, count: 
 
         compact_triton(cache, slots, lengths, path, count)
     elif cache.device.type == "cpu" and cache.stride(-1) == 1 and ops_loaded():
-        torch.ops.eagle_cpu.compact(cache, slots, lengths, path, count)
+        counts = count.tolist()
+        paths = [node for nodes, kept in zip(path.tolist(), counts, strict=True) for node in nodes[:kept]]
+        torch.ops.eagle_cpu.compact(cache, slots.tolist(), lengths.tolist(), counts, paths)
     else:
         compact_torch(cache, slots, lengths, path, count)
+
+
+def compact_paths(cache: Tensor, moved: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    """`compact` for a host that knows what is accepted: the slot, length and path of each sequence."""
+    if cache.device.type == "cpu" and cache.stride(-1) == 1 and ops_loaded():
+        slots, lengths, paths = zip(*moved, strict=True)
+        nodes = [node for path in paths for node in path]
+        torch.ops.eagle_cpu.compact(cache, slots, lengths, [len(path) for path in paths], nodes)
+        return
+    longest = max(len(path) for _, _, path in moved)
+    numbers = [
+        [slot, length, len(path), *path, *[-1] * (longest - len(path))] for slot, length, path in moved
+    ]
+    whole = torch.tensor(numbers, device=cache.device)
+    compact(cache, whole[:, 0], whole[:, 1], whole[:, 3:], whole[:, 2])
 
 
 def compact_torch(cache: Tensor, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:

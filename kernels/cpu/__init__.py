@@ -5,7 +5,9 @@
     linear(x [..., K], packed, bias [N] | None, N) -> [..., N]
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
-    compact(cache, slots, lengths, path, count): see kernels/compact.py
+    linear_argmax(x [M, K], packed, bias [N] | None, N) -> int64 [M], argmax of linear, which is not kept
+    compact(cache, slots, lengths, counts, paths (lists)): see kernels/compact.py
+    take_rows(x [N, w], rows (a list of M)) -> [M, w]
     argmax([..., V]) -> int64 [...], the first of equal ones
     draw(logits [M, V], temperature fp32 [M], seed, sample and position int64 [M], floor fp32 [M] | None)
            -> int64 [M]: the target's own tokens, see kernels/accept.py; -1 where two are so near that fp32
@@ -17,9 +19,12 @@
     likelihoods(log_probs fp32 [P], noise fp32 [P], token, strengths, factors) -> float64 [S, A]: see
            stages/decoding/drafters/strength.py
     norm(x [..., h], weight [h], eps, kind) -> [..., h], root-mean-square norm; kinds as in CpuLayers
-    normed_pairs(table [V, h], tokens int64 [M], features [M, h], left [h], right [h], eps, kind) -> [M, 2h]:
-           rows of the table and features, each normed, side by side
-    layers(x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see stages/targets/cpu_layers.py
+    layers(stack, x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see
+           stages/targets/cpu_layers.py
+    head_fuse, head_pass, head_logits, head_feedback: an EAGLE head's steps, see stages/heads/cpu_head.py
+    draft, learn: a whole drafting cycle, see stages/decoding/drafters/one_op.py
+
+and ``torch.classes.eagle_cpu`` what these keep from call to call: ``Layers`` and ``Head``.
 
 All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.
 

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "compact.h"
 #include "growth.h"
 #include "layers.h"
 #include "linear.h"
@@ -123,15 +124,6 @@ struct PassRows {
   Tensor places() const { return whole.narrow(0, 2 * count, 4 * count).view({count, 4}); }
 };
 
-// Rows of a tensor [N, w].
-inline Tensor rows_of(const Tensor& x, const std::vector<int64_t>& rows) {
-  Tensor from = x.contiguous(), out = at::empty({int64_t(rows.size()), x.size(1)}, x.options());
-  int64_t bytes = x.size(1) * x.element_size();
-  for (size_t i = 0; i < rows.size(); ++i)
-    std::memcpy((char*)out.mutable_data_ptr() + i * bytes, (const char*)from.const_data_ptr() + rows[i] * bytes, bytes);
-  return out;
-}
-
 constexpr int64_t SEQUENCE = 9;   // slot, stable rows, waiting tokens, seed, sample; kind, depth, width, nodes of the plan
 constexpr int64_t SETTINGS = 3;   // temperature, min_prob, expand_prob
 
@@ -189,7 +181,7 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
   TORCH_CHECK(end == int64_t(waiting.size()) && end == states.size(0), "tokens or states are missing");
   passes.push_back(end);
   Tensor hidden = head->forward(verified.tokens(), head->fuse(states), verified.positions(), verified.places(), cache, cos, sin);
-  Tensor roots = rows_of(hidden, ends), level = roots;
+  Tensor roots = take_rows(hidden, ends), level = roots;
 
   std::vector<Tensor> pools[3];
   int64_t ranked = 0;  // rows whose children have been ranked
@@ -238,7 +230,7 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
     }
     passes.push_back(grown.size());
     Tensor before = all.size() == 1 ? all[0] : at::cat(all, 0);
-    level = head->forward(drafted.tokens(), head->feedback(rows_of(before, parents)), drafted.positions(), drafted.places(),
+    level = head->forward(drafted.tokens(), head->feedback(take_rows(before, parents)), drafted.positions(), drafted.places(),
                           cache, cos, sin);
   }
 

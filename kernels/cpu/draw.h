@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "filter.h"
+#include "linear.h"
 #include "noise.h"
 
 namespace eagle {
@@ -164,6 +165,50 @@ inline Tensor argmax(const Tensor& values) {
       found[m] = x.scalar_type() == at::kFloat ? first_maximum(x.const_data_ptr<float>() + m * width, width)
                                                : first_maximum((const uint16_t*)x.const_data_ptr() + m * width, width);
   });
+  return out;
+}
+
+// The first greatest output of a linear layer, as argmax finds it of what `linear` returns: int64 [M] of x [M, K]. The outputs
+// are not kept.
+template <typename T>
+void greatest_outputs(const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, int64_t outputs, int64_t* found) {
+  constexpr float LEAST = -std::numeric_limits<float>::infinity();
+  std::vector<float> best(rows, LEAST);
+  std::fill(found, found + rows, 0);
+  std::mutex lock;
+  at::parallel_for(0, (outputs + BLOCK - 1) / BLOCK, 1, [&](int64_t begin, int64_t end) {
+    std::vector<T> local;
+    std::vector<float> own(rows, LEAST);
+    std::vector<int64_t> at(rows, 0);
+    auto meet = [&](int64_t m, float value, int64_t output) {
+      if (value > own[m]) own[m] = value, at[m] = output;
+    };
+    multiply_blocks(x, rows, width, packed, bias, outputs, begin, end, local,
+                    [&](int64_t first, const T* out, int64_t stride, int64_t count) {
+                      for (int64_t m = 0; m < rows; ++m) {
+                        const T* from = out + m * stride;
+                        int64_t i = 0;
+                        for (; i + LANES <= count; i += LANES)
+                          if (any_above(load16(from + i), own[m]))
+                            for (int64_t j = i; j < i + LANES; ++j) meet(m, as_float(from[j]), first + j);
+                        for (; i < count; ++i) meet(m, as_float(from[i]), first + i);
+                      }
+                    });
+    std::lock_guard<std::mutex> guard(lock);
+    for (int64_t m = 0; m < rows; ++m)
+      if (own[m] > best[m] || (own[m] == best[m] && own[m] > LEAST && at[m] < found[m])) best[m] = own[m], found[m] = at[m];
+  });
+}
+
+inline Tensor linear_argmax(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  Tensor x = input.contiguous(), out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  int64_t rows = x.size(0), width = x.size(1), *found = out.mutable_data_ptr<int64_t>();
+  const void* added = bias ? bias->const_data_ptr() : nullptr;
+  if (x.scalar_type() == at::kFloat)
+    greatest_outputs(x.const_data_ptr<float>(), rows, width, packed.const_data_ptr<float>(), (const float*)added, outputs, found);
+  else
+    greatest_outputs((const uint16_t*)x.const_data_ptr(), rows, width, (const uint16_t*)packed.const_data_ptr(),
+                     (const uint16_t*)added, outputs, found);
   return out;
 }
 

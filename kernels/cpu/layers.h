@@ -21,27 +21,12 @@
 
 namespace eagle {
 
-// Blocks of outputs [R, up to 64] of packed weights, for every row; `use(block, out, stride, count)` takes them.
+// `multiply_blocks`, shared among the threads of a parallel region; all have ended when it returns.
 template <typename T, typename F>
-void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const T* weights, const T* added,
-                  int64_t outputs, std::vector<T>& local, const F& use) {
-  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, steps = width / Step<T>::DEPTH;
-  int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), end = blocks * (thread + 1) / threads;
-  local.resize(rows * 2 * BLOCK);
-  for (int64_t block = blocks * thread / threads; block < end;) {
-    const T* w = weights + block * width * BLOCK;
-    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1;
-    int64_t count = std::min(together * BLOCK, outputs - first), stride = together * BLOCK;
-    const T* b = added ? added + first : nullptr;
-    if (together == 2) {
-      if (rows == 1) multiply<T, 1, 2>(x, width, w, steps, b, local.data(), stride, count);
-      else multiply<T, 2, 2>(x, width, w, steps, b, local.data(), stride, count);
-    } else {
-      multiply_block(x, rows, width, w, steps, b, local.data(), stride, count, block + 1 < end);
-    }
-    use(first, local.data(), stride, count);
-    block += together;
-  }
+void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, int64_t outputs,
+                  std::vector<T>& local, const F& use) {
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
+  multiply_blocks(x, rows, width, packed, bias, outputs, blocks * thread / threads, blocks * (thread + 1) / threads, local, use);
   meeting.wait();
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <vector>
 
 #include <sys/mman.h>
 
@@ -131,24 +132,38 @@ void multiply_block(const T* x, int64_t rows, int64_t stride, const T* w, int64_
   }
 }
 
-template <typename T>
-void linear_rows(const T* x, int64_t rows, int64_t stride, const T* packed, int64_t steps, const T* bias, T* out,
-                 int64_t outputs) {
-  int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
-  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const T* w = packed + block * steps * BLOCK * Step<T>::DEPTH;
-      int64_t first = block * BLOCK, count = std::min(BLOCK, outputs - first);
-      if (rows <= 2 && block + 1 < end) {  // one or two rows give a block too few sums at a time to hide their latency
-        count = std::min(2 * BLOCK, outputs - first);
-        const T* added = bias ? bias + first : nullptr;
-        if (rows == 1) multiply<T, 1, 2>(x, stride, w, steps, added, out + first, outputs, count);
-        else multiply<T, 2, 2>(x, stride, w, steps, added, out + first, outputs, count);
-        ++block;
-        continue;
-      }
-      multiply_block(x, rows, stride, w, steps, bias ? bias + first : nullptr, out + first, outputs, count, block + 1 < end);
+// All rows times blocks `begin` to `end`: `use(first, out, stride, count)` takes `count` outputs of every row from the first on.
+// Some blocks are taken two at a time: one or two rows give a single one too few sums to hide their latency.
+template <typename T, typename F>
+void multiply_blocks(const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, int64_t outputs, int64_t begin,
+                     int64_t end, std::vector<T>& local, const F& use) {
+  int64_t steps = width / Step<T>::DEPTH;
+  local.resize(rows * 2 * BLOCK);
+  for (int64_t block = begin; block < end;) {
+    const T* w = packed + block * width * BLOCK;
+    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1;
+    int64_t count = std::min(together * BLOCK, outputs - first), stride = together * BLOCK;
+    const T* added = bias ? bias + first : nullptr;
+    if (together == 2) {
+      if (rows == 1) multiply<T, 1, 2>(x, width, w, steps, added, local.data(), stride, count);
+      else multiply<T, 2, 2>(x, width, w, steps, added, local.data(), stride, count);
+    } else {
+      multiply_block(x, rows, width, w, steps, added, local.data(), stride, count, block + 1 < end);
     }
+    use(first, local.data(), stride, count);
+    block += together;
+  }
+}
+
+template <typename T>
+void linear_rows(const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, T* out, int64_t outputs) {
+  at::parallel_for(0, (outputs + BLOCK - 1) / BLOCK, 1, [&](int64_t begin, int64_t end) {
+    std::vector<T> local;
+    multiply_blocks(x, rows, width, packed, bias, outputs, begin, end, local,
+                    [&](int64_t first, const T* from, int64_t stride, int64_t count) {
+                      for (int64_t m = 0; m < rows; ++m)
+                        std::memcpy(out + m * outputs + first, from + m * stride, count * sizeof(T));
+                    });
   });
 }
 
@@ -161,11 +176,11 @@ inline Tensor linear(const Tensor& input, const Tensor& packed, const std::optio
   Tensor out = at::empty(sizes, x.options());
   const void* added = bias ? bias->const_data_ptr() : nullptr;
   if (x.scalar_type() == at::kFloat) {
-    linear_rows<float>(x.const_data_ptr<float>(), rows, width, packed.const_data_ptr<float>(), width, (const float*)added,
+    linear_rows<float>(x.const_data_ptr<float>(), rows, width, packed.const_data_ptr<float>(), (const float*)added,
                        out.mutable_data_ptr<float>(), outputs);
   } else {
     linear_rows<uint16_t>((const uint16_t*)x.const_data_ptr(), rows, width, (const uint16_t*)packed.const_data_ptr(),
-                          width / 2, (const uint16_t*)added, (uint16_t*)out.mutable_data_ptr(), outputs);
+                          (const uint16_t*)added, (uint16_t*)out.mutable_data_ptr(), outputs);
   }
   return out;
 }

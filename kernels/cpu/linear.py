@@ -31,6 +31,11 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.eagle_cpu.linear(x, self.packed, self.bias, self.out_features)
 
+    def argmax(self, x: Tensor) -> Tensor:
+        """The first greatest output of each row, without the outputs: int64 [M] of [M, K]; as
+        `kernels.first_argmax` finds it."""
+        return torch.ops.eagle_cpu.linear_argmax(x, self.packed, self.bias, self.out_features)
+
 
 def pack_linears(module: nn.Module) -> None:
     """Let every linear layer within a module compute over packed weights; what it has besides stays."""

@@ -22,7 +22,9 @@ TORCH_LIBRARY(eagle_cpu, library) {
                   std::optional<eagle::Tensor>, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor,
                   int64_t, double>());
   library.def("pack(Tensor weight) -> Tensor");
-  library.def("compact(Tensor(a!) cache, Tensor slots, Tensor lengths, Tensor path, Tensor count) -> ()");
+  library.def("compact(Tensor(a!) cache, int[] slots, int[] lengths, int[] counts, int[] paths) -> ()");
+  library.def("take_rows(Tensor x, int[] rows) -> Tensor");
+  library.def("linear_argmax(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   library.def("argmax(Tensor values) -> Tensor");
   library.def(
       "draw(Tensor logits, Tensor temperature, Tensor seed, Tensor sample, Tensor position, Tensor? floor=None) -> Tensor");
@@ -56,6 +58,8 @@ TORCH_LIBRARY(eagle_cpu, library) {
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", eagle::pack);
   library.impl("compact", eagle::compact);
+  library.impl("take_rows", eagle::take_rows);
+  library.impl("linear_argmax", eagle::linear_argmax);
   library.impl("argmax", eagle::argmax);
   library.impl("draw", eagle::draw);
   library.impl("filter_floor", eagle::filter_floor);

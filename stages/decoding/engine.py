@@ -31,6 +31,7 @@ from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.measure import measure_costs
 from stages.decoding.planner import Planner
 from stages.decoding.prefix import WarmSlots
+from stages.decoding.row_tensors import take_rows
 from stages.decoding.running import Emission, FinishReason, GenerationRequest, Running
 from stages.decoding.sampling import TokenHistory
 from stages.decoding.target_pass import TargetPass, tell
@@ -358,7 +359,7 @@ class Engine:
             return
         wanted = self._wanted(states)
         rows = [begin + node for _, begin, path, _ in kept for node in path]
-        chosen = None if wanted is None else _rows(wanted, rows)
+        chosen = None if wanted is None else take_rows(wanted, rows)
         self._drafting().extend([s.slot for s, _, _, _ in kept], chosen, [tokens for _, _, _, tokens in kept])
         for sequence, _, _, tokens in kept:
             sequence.pairs += len(tokens)
@@ -407,9 +408,3 @@ class Engine:
     def _drafting(self) -> Drafter:
         assert self.drafter is not None
         return self.drafter
-
-
-def _rows(states: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows; a run of them is not copied."""
-    begin, end = rows[0], rows[-1] + 1
-    return states[begin:end] if list(rows) == list(range(begin, end)) else states[rows]

@@ -1,4 +1,4 @@
-"""The rows of one forward as tensors."""
+"""The rows of a forward: as tensors, and some of what came of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.cpu import ops_loaded
 
 Place = tuple[int, int, int, int]
 """Slot, cache row, stable prefix and ancestor word of a row; see ``RowStep``."""
@@ -26,3 +28,13 @@ def row_tensors(
 def whole_numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 [len(values)]; by NumPy, which takes a list in a third of the time."""
     return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)
+
+
+def take_rows(states: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows of states [N, w]; a run of them is not copied."""
+    begin, end = rows[0], rows[-1] + 1
+    if list(rows) == list(range(begin, end)):
+        return states if end - begin == len(states) else states[begin:end]
+    if states.device.type == "cpu" and ops_loaded():
+        return torch.ops.eagle_cpu.take_rows(states, rows)
+    return states[rows]

@@ -80,9 +80,17 @@ class TargetPass:
 
     def draw(
         self, last: Tensor, sequences: Sequence[Running], trees: Sequence[DraftTree | None]
-    ) -> tuple[Tensor, list[int]]:
-        """The target's logits [M, V] and its own token at every node, from states [M, h]; None stands for a
-        prompt's last token."""
+    ) -> tuple[Tensor | None, list[int]]:
+        """The target's logits [M, V] and its own token at every node, from states [M, h].
+
+        Args:
+            trees: None stands for a prompt's last token.
+
+        Returns:
+            No logits where nobody wants them and they need not be made.
+        """
+        if (best := self._greedy(last, sequences)) is not None:
+            return None, best
         logits = raw = self._forward.logits(last)  # [M, V]
         sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
         if any(s.params.adjusts for s in sequences):
@@ -105,19 +113,18 @@ class TargetPass:
         drawn = draw_tokens(logits, at, keys.temperature, keys.seed, keys.sample, filters=keys.filters)
         return raw, drawn.tolist()
 
+    def _greedy(self, last: Tensor, sequences: Sequence[Running]) -> list[int] | None:
+        """The tokens without the logits, where the most likely are all that is asked for."""
+        for params in (s.params for s in sequences):
+            if params.temperature > 0 or params.adjusts or params.logprobs is not None:
+                return None
+        return self._forward.greatest(last)
+
     def keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
         """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""
         moved = [(slot, stored, path) for slot, stored, path in moved if path[-1] != len(path) - 1]
-        if not moved:
-            return
-        longest = max(len(path) for _, _, path in moved)
-        flat = [
-            number
-            for slot, stored, path in moved
-            for number in (slot, stored, len(path), *path, *[-1] * (longest - len(path)))
-        ]
-        whole = whole_numbers(flat, self._device).view(len(moved), 3 + longest)
-        self.cache.keep(whole[:, 0], whole[:, 1], whole[:, 3:], whole[:, 2])
+        if moved:
+            self.cache.keep_paths(moved)
 
     def _tensor(self, values: object) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -130,7 +137,7 @@ def _keys(drawn: tuple[tuple[DrawKey, int], ...], device: torch.device) -> Sampl
 
 
 def tell(
-    logits: Tensor, sequences: Sequence[Running], walks: Sequence[tuple[list[int], list[int]]]
+    logits: Tensor | None, sequences: Sequence[Running], walks: Sequence[tuple[list[int], list[int]]]
 ) -> list[list[TokenLogprobs] | None]:
     """The log-probabilities of each sequence's tokens, drawn from these rows of logits [M, V]; None where
     they are not wanted."""
@@ -142,6 +149,7 @@ def tell(
     ]
     told: list[list[TokenLogprobs] | None] = [None] * len(sequences)
     if wanted:
+        assert logits is not None
         tops = [sequences[b].params.logprobs or 0 for b, _, _ in wanted]
         each = token_logprobs(logits[[row for _, row, _ in wanted]], [token for _, _, token in wanted], tops)
         for (b, _, _), entry in zip(wanted, each, strict=True):

@@ -89,6 +89,12 @@ class SlotForward:
         output = self._cpu.output if self._cpu is not None else None
         return self._target.logits(last, output)
 
+    def greatest(self, last: Tensor) -> list[int] | None:
+        """The most likely token of each state [M, h], the first of equal ones, without their logits; None
+        where these must be made."""
+        output = self._cpu.output if self._cpu is not None else None
+        return None if output is None or self._target.changes_logits else output.argmax(last).tolist()
+
     def _take(self, tap: bool) -> Tensor | None:
         return self._taps.take() if tap and self._taps is not None else None
 

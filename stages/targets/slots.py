@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import MAX_NODES, compact, tree_mask
+from kernels import MAX_NODES, compact, compact_paths, tree_mask
 from stages.targets.inference import inference
 
 ROWS = 128
@@ -91,6 +91,11 @@ class SlotCache:
     def keep(self, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
         """Make the accepted nodes part of the stable prefix; see ``kernels.compact``."""
         compact(self.data, slots, lengths, path, count)
+
+    @inference
+    def keep_paths(self, moved: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """The same of a slot, its stable prefix and its accepted path each."""
+        compact_paths(self.data, moved)
 
     @inference
     def copy(self, source: int, destination: int, rows: int) -> None:

@@ -185,6 +185,11 @@ class Target:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are something else than what the lm_head puts out."""
+        return self._logit_changes not in ((1, None), (1, 0))
+
     @cached_property
     def _logit_changes(self) -> tuple[float, float | None]:
         return logit_scale(self.config), logit_softcap(self.config)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kernels.accept
 import kernels.filters
-from kernels import Filters, draw_tokens, filter_floor, gumbel_noise
+from kernels import Filters, draw_tokens, filter_floor, first_argmax, gumbel_noise
 from kernels.cpu import load_ops
 from tests.kernels.trees import strange_logits
 
@@ -245,13 +245,20 @@ def test_likelihoods_of_strengths_are_log_softmaxes(size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_normed_pairs_are_what_two_norms_give(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    table, features = torch.randn(50, 24, dtype=dtype), torch.randn(3, 24, dtype=dtype)
-    left, right = torch.rand(2, 24).to(dtype)
-    tokens = torch.tensor([7, 49, 0])
-    found = OPS.normed_pairs(table, tokens, features, left, right, 1e-5, 2)
-    apart = OPS.norm(table[tokens], left, 1e-5, 2), OPS.norm(features, right, 1e-5, 2)
-    assert torch.equal(found, torch.cat(apart, -1))
-    with pytest.raises(RuntimeError, match="no row 50 in a table of 50"):
-        OPS.normed_pairs(table, tokens + 1, features, left, right, 1e-5, 2)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_the_greatest_output_of_a_layer_is_the_first_greatest_of_its_outputs(
+    dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """With equal outputs in several places, NaN, and infinities."""
+    rows, outputs = data.draw(st.integers(1, 17)), data.draw(st.sampled_from([1, 5, 64, 70, 300]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    x = torch.randn(rows, 8, generator=generator).to(dtype)
+    weight = torch.randint(-1, 2, (outputs, 8), generator=generator).to(dtype)  # few kinds of rows
+    bias = torch.zeros(outputs, dtype=dtype) if data.draw(st.booleans()) else None
+    for odd in (torch.nan, torch.inf, -torch.inf):
+        if bias is not None and data.draw(st.booleans()):
+            bias[torch.randint(outputs, (2,), generator=generator)] = odd
+    packed = OPS.pack(weight)
+    found = OPS.linear_argmax(x, packed, bias, outputs)
+    assert torch.equal(found, first_argmax(OPS.linear(x, packed, bias, outputs)))
