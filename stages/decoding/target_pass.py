@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import draw_tokens, first_argmax
 from stages.decoding.logprobs import TokenLogprobs, token_logprobs
-from stages.decoding.row_tensors import row_tensors, whole_numbers
+from stages.decoding.row_tensors import Place, RowBuffers, row_tensors, whole_numbers
 from stages.decoding.running import Running
 from stages.decoding.sampling import DrawKey, SamplingTensors, process_logits
 from stages.decoding.tree import DraftTree
@@ -32,6 +32,7 @@ class TargetPass:
         self.cache = forward.cache
         self._forward = forward
         self._device = device
+        self._rows = RowBuffers()
 
     def read(self, pieces: Sequence[tuple[Running, int]], *, tap: bool) -> TargetStates:
         """States of the next tokens of prompts, so many of each, piece after piece: [sum of sizes, ...].
@@ -55,14 +56,15 @@ class TargetPass:
         sizes = [len(tree.tokens) for tree in trees]
         self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
         if self._forward.takes_rows:
-            tokens = [t for tree in trees for t in tree.tokens]
-            positions = [s.stored + d for s, tree in zip(running, trees, strict=True) for d in tree.depths]
-            places = [
-                (s.slot, s.stored + i, s.stored, word)
-                for s, tree in zip(running, trees, strict=True)
-                for i, word in enumerate(tree.ancestors())
-            ]
-            return self._forward.rows(*row_tensors(tokens, positions, places, self._device), tap=tap)
+            tokens: list[int] = []
+            positions: list[int] = []
+            places: list[Place] = []
+            for sequence, tree in zip(running, trees, strict=True):
+                stored, slot = sequence.stored, sequence.slot
+                tokens += tree.tokens
+                positions += [stored + depth for depth in tree.depths]
+                places += [(slot, stored + i, stored, word) for i, word in enumerate(tree.ancestors())]
+            return self._forward.rows(*self._rows.fill(tokens, positions, places), tap=tap)
         most = max(sizes)
         padded = [padded_tree(tree, most) for tree in trees]
         ids = self._tensor([tree.tokens for tree in padded])

@@ -9,14 +9,15 @@ from stages.decoding.tree import DraftTree
 
 def walk(tree: DraftTree, drawn: Sequence[int]) -> tuple[list[int], int]:
     """The accepted path, the root first, and what the target drew behind it."""
-    children = {
-        (parent, token): node
-        for node, (token, parent) in reversed(list(enumerate(zip(tree.tokens, tree.parents, strict=True))))
-    }
     path = [0]
-    while (node := children.get((path[-1], drawn[path[-1]]))) is not None:
-        path.append(node)
-    return path, drawn[path[-1]]
+    while True:
+        at = path[-1]
+        for node in range(at + 1, len(tree.tokens)):  # children stand behind their parents
+            if tree.parents[node] == at and tree.tokens[node] == drawn[at]:
+                path.append(node)
+                break
+        else:
+            return path, drawn[at]
 
 
 def padded_tree(tree: DraftTree, size: int) -> DraftTree:
