@@ -5,7 +5,8 @@
     linear(x [..., K], packed, bias [N] | None, N) -> [..., N]
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
-    linear_argmax(x [M, K], packed, bias [N] | None, N) -> int64 [M], argmax of linear, which is not kept
+    linear_argmax(x [M, K], packed, bias [N] | None, N) -> a list of M, argmax of linear, which is not kept
+    linear_draw(x, packed, bias, N, temperature, seed, sample, position (lists of M)) -> draw's likewise
     compact(cache, slots, lengths, counts, paths (lists)): see kernels/compact.py
     take_rows(x [N, w], rows (a list of M)) -> [M, w]
     argmax([..., V]) -> int64 [...], the first of equal ones

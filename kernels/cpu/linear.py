@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +33,24 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.eagle_cpu.linear(x, self.packed, self.bias, self.out_features)
 
-    def argmax(self, x: Tensor) -> Tensor:
-        """The first greatest output of each row, without the outputs: int64 [M] of [M, K]; as
-        `kernels.first_argmax` finds it."""
+    def argmax(self, x: Tensor) -> list[int]:
+        """The first greatest output of each row of [M, K], without the outputs; as `kernels.first_argmax`
+        finds it."""
         return torch.ops.eagle_cpu.linear_argmax(x, self.packed, self.bias, self.out_features)
+
+    def draw(
+        self,
+        x: Tensor,
+        temperature: Sequence[float],
+        seed: Sequence[int],
+        sample: Sequence[int],
+        position: Sequence[int],
+    ) -> list[int]:
+        """An output of each row of [M, K], drawn as `kernels.draw_tokens` does at temperatures above 0,
+        without the outputs; -1 where two are so near that fp32 rounding decides."""
+        return torch.ops.eagle_cpu.linear_draw(
+            x, self.packed, self.bias, self.out_features, temperature, seed, sample, position
+        )
 
 
 def pack_linears(module: nn.Module) -> None:

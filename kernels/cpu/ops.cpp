@@ -24,7 +24,10 @@ TORCH_LIBRARY(eagle_cpu, library) {
   library.def("pack(Tensor weight) -> Tensor");
   library.def("compact(Tensor(a!) cache, int[] slots, int[] lengths, int[] counts, int[] paths) -> ()");
   library.def("take_rows(Tensor x, int[] rows) -> Tensor");
-  library.def("linear_argmax(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  library.def("linear_argmax(Tensor x, Tensor packed, Tensor? bias, int outputs) -> int[]");
+  library.def(
+      "linear_draw(Tensor x, Tensor packed, Tensor? bias, int outputs, float[] temperature, int[] seed, int[] sample, "
+      "int[] position) -> int[]");
   library.def("argmax(Tensor values) -> Tensor");
   library.def(
       "draw(Tensor logits, Tensor temperature, Tensor seed, Tensor sample, Tensor position, Tensor? floor=None) -> Tensor");
@@ -60,6 +63,7 @@ TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("compact", eagle::compact);
   library.impl("take_rows", eagle::take_rows);
   library.impl("linear_argmax", eagle::linear_argmax);
+  library.impl("linear_draw", eagle::linear_draw);
   library.impl("argmax", eagle::argmax);
   library.impl("draw", eagle::draw);
   library.impl("filter_floor", eagle::filter_floor);

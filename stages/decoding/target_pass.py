@@ -91,10 +91,19 @@ class TargetPass:
         Returns:
             No logits where nobody wants them and they need not be made.
         """
-        if (best := self._greedy(last, sequences)) is not None:
-            return None, best
-        logits = raw = self._forward.logits(last)  # [M, V]
         sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
+        keys = [s.params.draw_key for s in sequences]
+        if all(key.temperature == 0 for key in keys):
+            behind: list[int] = []
+        else:
+            behind = [
+                s.stored + d + (tree is not None)
+                for s, tree in zip(sequences, trees, strict=True)
+                for d in ((0,) if tree is None else tree.depths)
+            ]
+        if (found := self._without_logits(last, sequences, keys, sizes, behind)) is not None:
+            return None, found
+        logits = raw = self._forward.logits(last)  # [M, V]
         if any(s.params.adjusts for s in sequences):
             logits = logits.float()
             pieces = []
@@ -102,25 +111,43 @@ class TargetPass:
                 shown = None if tree is None else [tree]
                 pieces.append(process_logits(part[None], [s.params], [s.history], shown)[0])
             logits = torch.cat(pieces)
-        if all(s.params.temperature == 0 for s in sequences):
+        if not behind:
             return raw, first_argmax(logits).tolist()
-        rows = tuple((s.params.draw_key, size) for s, size in zip(sequences, sizes, strict=True))
-        keys = _keys(rows, last.device)
-        behind = [
-            s.stored + d + (tree is not None)
-            for s, tree in zip(sequences, trees, strict=True)
-            for d in ((0,) if tree is None else tree.depths)
-        ]
+        to = _keys(tuple(zip(keys, sizes, strict=True)), last.device)
         at = whole_numbers(behind, self._device)
-        drawn = draw_tokens(logits, at, keys.temperature, keys.seed, keys.sample, filters=keys.filters)
+        drawn = draw_tokens(logits, at, to.temperature, to.seed, to.sample, filters=to.filters)
         return raw, drawn.tolist()
 
-    def _greedy(self, last: Tensor, sequences: Sequence[Running]) -> list[int] | None:
-        """The tokens without the logits, where the most likely are all that is asked for."""
-        for params in (s.params for s in sequences):
-            if params.temperature > 0 or params.adjusts or params.logprobs is not None:
-                return None
-        return self._forward.greatest(last)
+    def _without_logits(
+        self,
+        last: Tensor,
+        sequences: Sequence[Running],
+        keys: Sequence[DrawKey],
+        sizes: Sequence[int],
+        behind: Sequence[int],
+    ) -> list[int] | None:
+        """The tokens while the LM head is multiplied, where nothing but them is asked for.
+
+        Args:
+            sizes: rows of each sequence.
+            behind: positions of the tokens; empty where all are greedy.
+        """
+        output = self._forward.output
+        if output is None or any(s.params.adjusts or s.params.logprobs is not None for s in sequences):
+            return None
+        if not behind:
+            return output.argmax(last)
+        if any(key.filters or key.temperature == 0 for key in keys):
+            return None
+        rows = [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
+        drawn = output.draw(
+            last,
+            [key.temperature for key in rows],
+            [key.seed for key in rows],
+            [key.sample for key in rows],
+            behind,
+        )
+        return None if min(drawn) < 0 else drawn
 
     def keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
         """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""

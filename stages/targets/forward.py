@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu import PackedLinear
 from stages.targets.inference import inference
 from stages.targets.slots import RowStep, SlotCache, SlotStep
 from stages.targets.taps import FeatureTaps
@@ -89,11 +90,11 @@ class SlotForward:
         output = self._cpu.output if self._cpu is not None else None
         return self._target.logits(last, output)
 
-    def greatest(self, last: Tensor) -> list[int] | None:
-        """The most likely token of each state [M, h], the first of equal ones, without their logits; None
-        where these must be made."""
+    @property
+    def output(self) -> PackedLinear | None:
+        """Where tokens can be had of states [M, h] without making their logits: what does so."""
         output = self._cpu.output if self._cpu is not None else None
-        return None if output is None or self._target.changes_logits else output.argmax(last).tolist()
+        return None if self._target.changes_logits else output
 
     def _take(self, tap: bool) -> Tensor | None:
         return self._taps.take() if tap and self._taps is not None else None

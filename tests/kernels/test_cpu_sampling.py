@@ -261,4 +261,39 @@ def test_the_greatest_output_of_a_layer_is_the_first_greatest_of_its_outputs(
             bias[torch.randint(outputs, (2,), generator=generator)] = odd
     packed = OPS.pack(weight)
     found = OPS.linear_argmax(x, packed, bias, outputs)
-    assert torch.equal(found, first_argmax(OPS.linear(x, packed, bias, outputs)))
+    assert found == first_argmax(OPS.linear(x, packed, bias, outputs)).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), dtype=dtypes)
+def test_what_is_drawn_of_a_layer_is_what_is_drawn_of_its_outputs(
+    data: st.DataObject, dtype: torch.dtype
+) -> None:
+    rows, outputs = data.draw(st.integers(1, 17)), data.draw(st.sampled_from([1, 5, 64, 70, 3000]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    x, weight = (3 * torch.randn(n, 8, generator=generator).to(dtype) for n in (rows, outputs))
+    bias = None
+    if data.draw(st.booleans()):
+        bias = torch.zeros(outputs, dtype=dtype)
+        for odd in (torch.nan, torch.inf, -torch.inf):
+            if data.draw(st.booleans()):
+                bias[torch.randint(outputs, (2,), generator=generator)] = odd
+    temperature = [data.draw(st.sampled_from([0.05, 0.7, 1.0, 3.0])) for _ in range(rows)]
+    seed, sample, position = (
+        torch.randint(-3, 3, (rows,), generator=generator) for _ in range(3)
+    )  # some rows share theirs
+    packed = OPS.pack(weight)
+    found = OPS.linear_draw(
+        x, packed, bias, outputs, temperature, seed.tolist(), sample.tolist(), position.tolist()
+    )
+    logits = OPS.linear(x, packed, bias, outputs)
+    wanted = draw_tokens(logits, position, torch.tensor(temperature), seed, sample).tolist()
+    noise = torch.stack(
+        [gumbel_noise(seed[m], sample[m], position[m], torch.arange(outputs)) for m in range(rows)]
+    )
+    scores = logits.float() / torch.tensor(temperature)[:, None] + noise
+    for ours, theirs, row in zip(found, wanted, scores, strict=True):
+        if ours != theirs:
+            assert ours == -1
+            best = row.topk(min(2, outputs)).values
+            assert not row.isfinite().all() or float(best[0] - best[-1]) < 1e-3
