@@ -262,18 +262,44 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
   return {found, candidates, chances, roots, joined(pools[0]), joined(pools[1]), joined(pools[2])};
 }
 
-// Learns of a tree's candidates, rows `begin` to `end` of what `draft` returned, the output having gone on with `truth`. Returns
-// of every token of the truth that a node stood before: the row that ranked that node's children, -1 where none has.
-inline std::vector<int64_t> learn(const Tensor& calibration, const Tensor& candidates, const Tensor& chances, int64_t begin,
-                                  int64_t end, int64_t root_row, at::IntArrayRef truth) {
+// Of one level: the strength of the noise in use, then the log-likelihoods of past draws, by strength and factor; see strength.py.
+inline void learn_strength(double* level, const Tensor& log_probs, const Tensor& noise, int64_t place, at::ArrayRef<double> grid,
+                           at::ArrayRef<double> factors, at::ArrayRef<double> prior, double fading) {
+  Tensor found = likelihoods(log_probs, noise, place, grid, factors);
+  const double* now = found.const_data_ptr<double>();
+  double best = -std::numeric_limits<double>::infinity(), *past = level + 1;
+  for (size_t s = 0; s < grid.size(); ++s) {
+    double most = -std::numeric_limits<double>::infinity();
+    for (size_t a = 0; a < factors.size(); ++a, ++past, ++now) {
+      *past = fading * *past + *now;
+      most = std::max(most, *past);
+    }
+    if (most + prior[s] > best) best = most + prior[s], level[0] = grid[s];
+  }
+}
+
+// Learns of a tree's candidates, rows `begin` to `end` of what `draft` returned, the output having gone on with `truth`: of all
+// below a node that it passed how far they could be believed, and at a temperature, from the pools, how far the noise counted.
+//   strengths: float64 [levels, 1 + S * A], empty where nothing is drawn. grid, factors, prior, fading: see strength.py.
+inline void learn(const Tensor& calibration, const Tensor& strengths, const Tensor& candidates, const Tensor& chances,
+                  const Tensor& ids, const Tensor& log_probs, const Tensor& noise, int64_t begin, int64_t end, int64_t root_row,
+                  at::IntArrayRef truth, at::ArrayRef<double> grid, at::ArrayRef<double> factors, at::ArrayRef<double> prior,
+                  double fading) {
   TORCH_CHECK(calibration.numel() == Calibration::SIZE && end <= candidates.size(0), "no such calibration or candidates");
+  TORCH_CHECK(!strengths.numel() || strengths.size(1) == int64_t(1 + grid.size() * factors.size()), "no such strengths");
   Calibration learned{calibration.mutable_data_ptr<double>()};
   const int64_t* c = candidates.const_data_ptr<int64_t>() + begin * 5;
   const double* p = chances.const_data_ptr<double>() + begin * 2;
-  std::vector<int64_t> rows;
-  int64_t node = -1;
+  int64_t node = -1, depth = 0, levels = strengths.numel() ? strengths.size(0) : 0;
   for (int64_t token : truth) {
-    rows.push_back(node < 0 ? root_row : c[node * 5 + 4]);
+    int64_t row = node < 0 ? root_row : c[node * 5 + 4], level = std::min(depth, levels - 1);
+    if (levels && row >= 0) {
+      const int64_t *pool = ids.const_data_ptr<int64_t>() + row * ids.size(1), *last = pool + ids.size(1);
+      const int64_t* at = std::find(pool, last, token);
+      if (at != last)
+        learn_strength(strengths.mutable_data_ptr<double>() + level * strengths.size(1), log_probs.select(0, row),
+                       noise.select(0, row), at - pool, grid, factors, prior, fading);
+    }
     int64_t next = -1;
     for (int64_t i = 0; i < end - begin; ++i) {
       if (c[i * 5 + 1] != node) continue;
@@ -283,8 +309,8 @@ inline std::vector<int64_t> learn(const Tensor& calibration, const Tensor& candi
     }
     if (next < 0) break;
     node = next;
+    ++depth;
   }
-  return rows;
 }
 
 }  // namespace eagle

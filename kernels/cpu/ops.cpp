@@ -55,7 +55,9 @@ TORCH_LIBRARY(eagle_cpu, library) {
       "Tensor[] calibrations, int[] sequences, float[] settings, float[] strengths, float[] nodes, float[] rows, int[] paths, "
       "int lag, int pool) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "learn(Tensor(a!) calibration, Tensor candidates, Tensor chances, int begin, int end, int root_row, int[] truth) -> int[]");
+      "learn(Tensor(a!) calibration, Tensor(b!) strengths, Tensor candidates, Tensor chances, Tensor ids, Tensor log_probs, "
+      "Tensor noise, int begin, int end, int root_row, int[] truth, float[] grid, float[] factors, float[] prior, "
+      "float fading) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {

@@ -235,7 +235,9 @@ class Engine:
         if done:
             logits, drawn = self._pass.draw(states.last[rows], done, [None] * len(done))
             first = dict(zip(map(id, done), drawn, strict=True))
-            told = tell(logits, done, [([b], [token]) for b, token in enumerate(drawn)])
+            told = [None] * len(done)
+            if logits is not None:
+                told = tell(logits, done, [([b], [token]) for b, token in enumerate(drawn)])
         begin = 0
         for sequence, size in pieces:
             prompt, at = sequence.request.prompt_ids, sequence.read - size
@@ -300,7 +302,11 @@ class Engine:
             tokens = until_end([tree.tokens[n] for n in path[1:]] + [bonus], sequence.end_ids)
             walks.append((begin, path, tokens[: sequence.cap - len(sequence.output)]))
             begin += len(tree.tokens)
-        told = tell(logits, running, [([begin + n for n in path], tokens) for begin, path, tokens in walks])
+        told: list[list[TokenLogprobs] | None] = [None] * len(running)
+        if logits is not None:
+            told = tell(
+                logits, running, [([begin + n for n in path], tokens) for begin, path, tokens in walks]
+            )
         verified = time.perf_counter()
         for sequence, tree, (_, path, tokens) in zip(running, trees, walks, strict=True):
             sequence.stats.count(tree, len(tokens), min(len(path) - 1, len(tokens)))

@@ -80,7 +80,8 @@ class Decisions:
         """A tree that was verified, and how many of its levels were accepted."""
         for level in range(1, max(tree.depths) + 1):
             self.proposed[level] += 1
-            self.accepted[level] += level <= accepted
+        for level in range(1, accepted + 1):
+            self.accepted[level] += 1
 
     def acceptance(self) -> list[float]:
         """The share of trees with a level that had it accepted, level by level."""

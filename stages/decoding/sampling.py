@@ -115,6 +115,11 @@ class SamplingParams:
         return self.penalises or bool(self.logit_bias) or self.token_mask is not None
 
     @cached_property
+    def needs_logits(self) -> bool:
+        """Whether more is asked of the target's logits than a token by temperature and filters."""
+        return self.adjusts or self.logprobs is not None
+
+    @cached_property
     def draw_key(self) -> DrawKey:
         return DrawKey(self.temperature, signed(self.seed), self.sample, self.top_k, self.top_p, self.min_p)
 

@@ -91,18 +91,28 @@ class TargetPass:
         Returns:
             No logits where nobody wants them and they need not be made.
         """
+        output = None if any(s.params.needs_logits for s in sequences) else self._forward.output
+        greedy = all(s.params.temperature == 0 for s in sequences)
+        if output is not None and greedy:
+            return None, output.argmax(last)
         sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
         keys = [s.params.draw_key for s in sequences]
-        if all(key.temperature == 0 for key in keys):
-            behind: list[int] = []
-        else:
-            behind = [
-                s.stored + d + (tree is not None)
-                for s, tree in zip(sequences, trees, strict=True)
-                for d in ((0,) if tree is None else tree.depths)
-            ]
-        if (found := self._without_logits(last, sequences, keys, sizes, behind)) is not None:
-            return None, found
+        behind = [
+            s.stored + d + (tree is not None)
+            for s, tree in zip(sequences, trees, strict=True)
+            for d in ((0,) if tree is None else tree.depths)
+        ]
+        if output is not None and all(key.temperature > 0 and not key.filters for key in keys):
+            rows = [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
+            found = output.draw(
+                last,
+                [key.temperature for key in rows],
+                [key.seed for key in rows],
+                [key.sample for key in rows],
+                behind,
+            )
+            if min(found) >= 0:
+                return None, found
         logits = raw = self._forward.logits(last)  # [M, V]
         if any(s.params.adjusts for s in sequences):
             logits = logits.float()
@@ -111,43 +121,12 @@ class TargetPass:
                 shown = None if tree is None else [tree]
                 pieces.append(process_logits(part[None], [s.params], [s.history], shown)[0])
             logits = torch.cat(pieces)
-        if not behind:
+        if greedy:
             return raw, first_argmax(logits).tolist()
         to = _keys(tuple(zip(keys, sizes, strict=True)), last.device)
         at = whole_numbers(behind, self._device)
         drawn = draw_tokens(logits, at, to.temperature, to.seed, to.sample, filters=to.filters)
         return raw, drawn.tolist()
-
-    def _without_logits(
-        self,
-        last: Tensor,
-        sequences: Sequence[Running],
-        keys: Sequence[DrawKey],
-        sizes: Sequence[int],
-        behind: Sequence[int],
-    ) -> list[int] | None:
-        """The tokens while the LM head is multiplied, where nothing but them is asked for.
-
-        Args:
-            sizes: rows of each sequence.
-            behind: positions of the tokens; empty where all are greedy.
-        """
-        output = self._forward.output
-        if output is None or any(s.params.adjusts or s.params.logprobs is not None for s in sequences):
-            return None
-        if not behind:
-            return output.argmax(last)
-        if any(key.filters or key.temperature == 0 for key in keys):
-            return None
-        rows = [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
-        drawn = output.draw(
-            last,
-            [key.temperature for key in rows],
-            [key.seed for key in rows],
-            [key.sample for key in rows],
-            behind,
-        )
-        return None if min(drawn) < 0 else drawn
 
     def keep(self, moved: Sequence[tuple[int, int, list[int]]]) -> None:
         """Make accepted nodes part of the stable prefixes; those that lie there already are left alone."""
@@ -166,7 +145,7 @@ def _keys(drawn: tuple[tuple[DrawKey, int], ...], device: torch.device) -> Sampl
 
 
 def tell(
-    logits: Tensor | None, sequences: Sequence[Running], walks: Sequence[tuple[list[int], list[int]]]
+    logits: Tensor, sequences: Sequence[Running], walks: Sequence[tuple[list[int], list[int]]]
 ) -> list[list[TokenLogprobs] | None]:
     """The log-probabilities of each sequence's tokens, drawn from these rows of logits [M, V]; None where
     they are not wanted."""
@@ -178,7 +157,6 @@ def tell(
     ]
     told: list[list[TokenLogprobs] | None] = [None] * len(sequences)
     if wanted:
-        assert logits is not None
         tops = [sequences[b].params.logprobs or 0 for b, _, _ in wanted]
         each = token_logprobs(logits[[row for _, row, _ in wanted]], [token for _, _, token in wanted], tops)
         for (b, _, _), entry in zip(wanted, each, strict=True):

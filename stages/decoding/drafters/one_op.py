@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.ranking import Ranking
-from stages.decoding.drafters.strength import POOL, Pool
+from stages.decoding.drafters.strength import FACTORS, FADING, GRID, POOL, PRIOR
 from stages.decoding.sampling import SamplingParams, signed
 from stages.decoding.tree import DraftTree, Path, Prices, TreePlan
 from stages.heads.cpu_head import CpuHead
@@ -26,6 +26,7 @@ _DYNAMIC = 1
 """Chains too; the numbers are those of `TreeKind` in growth.h."""
 
 _NO_PRICES = Prices((0.0,), (0.0,))
+_NONE = torch.empty(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,21 @@ class Grown:
         self, ranking: Ranking, calibrations: Calibrations, temperature: float, truth: Sequence[int]
     ) -> None:
         """Compare the tree with what the target has drawn; see `Ranking.learn`."""
-        rows = torch.ops.eagle_cpu.learn(
+        torch.ops.eagle_cpu.learn(
             calibrations.at(temperature).numbers,
-            *(self.candidates, self.chances, self.begin, self.end, self.row, truth),
+            ranking.strength.numbers(temperature) if temperature > 0 else _NONE,
+            self.candidates,
+            self.chances,
+            *self.pools,
+            self.begin,
+            self.end,
+            self.row,
+            truth,
+            GRID,
+            FACTORS,
+            PRIOR,
+            FADING,
         )
-        if temperature > 0:
-            for depth, (row, token) in enumerate(zip(rows, truth, strict=False), start=1):
-                if row >= 0:
-                    ids, log_probs, noise = (part[row] for part in self.pools)
-                    ranking.strength.observe(temperature, Pool(ids, log_probs, noise, depth), token)
 
 
 def draft(

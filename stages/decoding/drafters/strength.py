@@ -15,7 +15,8 @@ trained head the s so found, 0.5, is also the one with the most accepted drafts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +25,15 @@ from kernels.cpu import ops_loaded
 from stages.decoding.drafters.calibration import temperature_kind
 
 GRID = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
-_FACTORS = (1.0, 1.5, 2.5)
+FACTORS = (1.0, 1.5, 2.5)
 POOL = 128
 """The most probable tokens of a node, which alone are given noise."""
 
 _START = 0.5
-_FADING = 0.998
+FADING = 0.998
 _LEVELS = 4
 # The starting value counts like a few draws, so that the first ones do not throw it about.
-_PRIOR = [-2.0 * abs(s - _START) for s in GRID]
+PRIOR = [-2.0 * abs(s - _START) for s in GRID]
 
 
 @dataclass
@@ -49,29 +50,27 @@ class Pool:
     depth: int
 
 
-@dataclass
-class _Level:
-    """likelihoods: log-likelihood of the draws, by strength and factor."""
-
-    likelihoods: list[list[float]] = field(default_factory=lambda: [[0.0] * len(_FACTORS) for _ in GRID])
-    strength: float = _START
-
-
 class NoiseStrength:
     """The fitted strengths of one drafter."""
 
     def __init__(self) -> None:
-        self._levels: dict[tuple[int, int], _Level] = {}
+        self._kinds: dict[int, tuple[Tensor, list[memoryview[float]]]] = {}
+
+    def numbers(self, temperature: float) -> Tensor:
+        """What is known at a temperature, float64 [levels, 1 + S * A], in the memory that the CPU op of a
+        whole drafting cycle corrects too: the strength in use, then the log-likelihoods of the draws, by
+        strength and factor."""
+        return self._kind(temperature)[0]
 
     def at(self, temperature: float, depth: int) -> float:
         """The strength for children ``depth`` levels below the root."""
-        return self._level(temperature, depth).strength
+        return self._level(temperature, depth)[0]
 
     def by_depth(self, temperature: float) -> list[float]:
         """Of each depth from 1 on; below, all are as the last."""
         if temperature == 0:
             return [0.0] * _LEVELS
-        return [self.at(temperature, depth) for depth in range(1, _LEVELS + 1)]
+        return [level[0] for level in self._kind(temperature)[1]]
 
     def observe(self, temperature: float, pool: Pool, drawn: int) -> None:
         """The target drew token ``drawn`` where the pool's node stands. Nothing is learned of a draw from
@@ -82,25 +81,33 @@ class NoiseStrength:
             return
         level = self._level(temperature, pool.depth)
         # A few numbers in plain Python: as tensors they would take several times as long.
-        best, found = -math.inf, _likelihoods(pool, place).tolist()
-        for strength, prior, old, new in zip(GRID, _PRIOR, level.likelihoods, found, strict=True):
-            old[:] = [_FADING * past + now for past, now in zip(old, new, strict=True)]
-            if max(old) + prior > best:
-                best, level.strength = max(old) + prior, strength
+        best, factors = -math.inf, len(FACTORS)
+        for i, found in enumerate(_likelihoods(pool, place).tolist()):
+            at = 1 + i * factors
+            for j, now in enumerate(found):
+                level[at + j] = FADING * level[at + j] + now
+            if (worth := max(level[at : at + factors]) + PRIOR[i]) > best:
+                best, level[0] = worth, GRID[i]
 
-    def _level(self, temperature: float, depth: int) -> _Level:
-        key = temperature_kind(temperature), min(depth, _LEVELS)
-        if key not in self._levels:
-            self._levels[key] = _Level()
-        return self._levels[key]
+    def _level(self, temperature: float, depth: int) -> memoryview[float]:
+        return self._kind(temperature)[1][min(depth, _LEVELS) - 1]
+
+    def _kind(self, temperature: float) -> tuple[Tensor, list[memoryview[float]]]:
+        kind = temperature_kind(temperature)
+        if kind not in self._kinds:
+            numbers = torch.zeros(_LEVELS, 1 + len(GRID) * len(FACTORS), dtype=torch.float64)
+            numbers[:, 0] = _START
+            data: Any = numbers.numpy()
+            self._kinds[kind] = numbers, [memoryview(level) for level in data]
+        return self._kinds[kind]
 
 
 def _likelihoods(pool: Pool, place: int) -> Tensor:
     """log-softmax(a * r_s) of the token at a place of the pool: [S, A]."""
     if pool.noise.device.type == "cpu" and ops_loaded():
-        return torch.ops.eagle_cpu.likelihoods(pool.log_probs, pool.noise, place, GRID, _FACTORS)
+        return torch.ops.eagle_cpu.likelihoods(pool.log_probs, pool.noise, place, GRID, FACTORS)
     ranked = torch.tensor(GRID)[:, None, None] * pool.noise.cpu() + pool.log_probs.cpu()  # [S, 1, P]
-    return (torch.tensor(_FACTORS)[:, None] * ranked).log_softmax(-1)[..., place]
+    return (torch.tensor(FACTORS)[:, None] * ranked).log_softmax(-1)[..., place]
 
 
 def with_noise(pool_log_probs: Tensor, noise: Tensor, strength: Tensor) -> Tensor:
