@@ -54,11 +54,14 @@ def _verify(target: Target, forward: SlotForward, drafter: Drafter, rows: int) -
     positions = torch.arange(_PREFIX, _PREFIX + rows, device=target.device)[None]
     step = SlotStep.causal(forward.cache, 0, [_PREFIX], rows)
     states = forward(tokens, positions, step, tap=drafter.state == "aux")
-    first_argmax(forward.logits(states.last)[0]).tolist()
+    if forward.output is not None:
+        forward.output.argmax(states.last[0])
+    else:
+        first_argmax(forward.logits(states.last)[0]).tolist()
 
 
 def _proposals(target: Target, drafter: Drafter) -> Callable[[int, int], None]:
-    """Drafts so many levels, all but the first by a pass over so many rows."""
+    """Drafts behind one verified token so many levels, all but the first by a pass over so many rows."""
     prompt = [i % target.vocab_size for i in range(_PREFIX)]
     sizes = {"none": 0, "last": target.hidden_size, "aux": 3 * target.hidden_size}
     states = torch.zeros(len(prompt) - 1, sizes[drafter.state], dtype=target.dtype, device=target.device)
@@ -66,6 +69,9 @@ def _proposals(target: Target, drafter: Drafter) -> Callable[[int, int], None]:
     drafter.extend([0], None if drafter.state == "none" else states, [prompt[1:]])
 
     def propose(width: int, depth: int) -> None:
+        # Begun anew, so that nothing is learned.
+        drafter.start(0, prompt, SamplingParams(), known=_PREFIX - 2)
+        drafter.extend([0], None if drafter.state == "none" else states[-1:], [prompt[-1:]])
         drafter.propose([0], [TreePlan("dynamic", depth=depth, width=width, nodes=width)])
 
     return propose

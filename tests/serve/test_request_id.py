@@ -10,7 +10,7 @@ import pytest
 
 from stages.decoding import EagleModel
 from stages.serve.app import Access
-from tests.serve.running_server import RunningServer, running_server
+from tests.serve.running_server import RunningServer, running_server, soon
 
 KEY = "sk-tested"
 SANE = ["a", "req_1-2.3:4/5", "x" * 128]
@@ -25,14 +25,14 @@ def test_a_request_is_named_by_its_client_or_by_the_server(plain: EagleModel, st
         for given in SANE:
             response = httpx.post(url, json=body, headers={"X-Request-Id": given})
             assert response.headers.get_list("x-request-id") == [given]
-            assert json.loads(server.log[-1])["request_id"] == given
+            assert soon(lambda given=given: json.loads(server.log[-1])["request_id"] == given)
         for given in NOT_SANE:
             response = httpx.post(url, json=body, headers={"X-Request-Id": given.encode("latin-1")})
             (made,) = response.headers.get_list("x-request-id")
             assert re.fullmatch("[0-9a-f]{16}", made)
-            assert json.loads(server.log[-1])["request_id"] == made
+            assert soon(lambda made=made: json.loads(server.log[-1])["request_id"] == made)
         raw = server.openai().completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=1)
-        assert raw.request_id == json.loads(server.log[-1])["request_id"]
+        assert soon(lambda: raw.request_id == json.loads(server.log[-1])["request_id"])
 
 
 def test_errors_are_named_too(plain: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:

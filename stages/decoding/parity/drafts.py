@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.decoding.drafters import Drafter, drafter_of, make_drafter
+from stages.decoding.drafters import Drafter, EagleDrafter, drafter_of, make_drafter
 from stages.decoding.drafters.ranking import Node, Ranking
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import TreeConfig
@@ -50,16 +50,21 @@ def draft_along(
     device = head.draft_ids.device
     states = states.to(device, next(head.parameters()).dtype)
     ids, tokens, logits = row.input_ids.tolist(), list[Tensor](), list[Tensor]()
-    drafter = make_drafter(drafter_of(head), target, head)
-    drafter.start(0, ids, SamplingParams())
+    served, watched = (make_drafter(drafter_of(head), target, head) for _ in range(2))
+    if isinstance(watched, EagleDrafter):
+        watched.one_op = False  # nothing is seen inside an op
+    for drafter in (served, watched):
+        drafter.start(0, ids, SamplingParams())
     plan = TreeConfig.parse(f"chain:depth={steps}").plan(steps)
-    known = 0  # pairs (state i, token i+1) that the drafter has
-    with _watched(drafter, probes.to(device)) as seen:
+    known = 0  # pairs (state i, token i+1) that the drafters have
+    with _watched(watched, probes.to(device)) as seen:
         for position in row.supervised.tolist():
-            drafter.extend([0], states[known:position], [ids[known + 1 : position + 1]])
+            for drafter in (served, watched):
+                drafter.extend([0], states[known:position], [ids[known + 1 : position + 1]])
             known = position
             seen.clear()
-            (tree,) = drafter.propose([0], [plan])
+            watched.propose([0], [plan])
+            (tree,) = served.propose([0], [plan])
             tokens.append(torch.tensor(tree.tokens[1:]))
             logits.append(torch.cat(seen)[:steps])
     return Drafts(torch.stack(tokens), torch.stack(logits))
