@@ -17,6 +17,11 @@ SANE = ["a", "req_1-2.3:4/5", "x" * 128]
 NOT_SANE = ["", "x" * 129, "two words", "caf\u00e9", "a\tb"]
 
 
+def _logged(server: RunningServer) -> str | None:
+    """The last request's name in the log, which has it a moment after the client has its answer."""
+    return json.loads(server.log[-1])["request_id"] if server.log else None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_named_by_its_client_or_by_the_server(plain: EagleModel, stream: bool) -> None:
     with running_server(plain, log_format="json") as server:
@@ -25,14 +30,14 @@ def test_a_request_is_named_by_its_client_or_by_the_server(plain: EagleModel, st
         for given in SANE:
             response = httpx.post(url, json=body, headers={"X-Request-Id": given})
             assert response.headers.get_list("x-request-id") == [given]
-            assert soon(lambda given=given: json.loads(server.log[-1])["request_id"] == given)
+            assert soon(lambda given=given: _logged(server) == given)
         for given in NOT_SANE:
             response = httpx.post(url, json=body, headers={"X-Request-Id": given.encode("latin-1")})
             (made,) = response.headers.get_list("x-request-id")
             assert re.fullmatch("[0-9a-f]{16}", made)
-            assert soon(lambda made=made: json.loads(server.log[-1])["request_id"] == made)
+            assert soon(lambda made=made: _logged(server) == made)
         raw = server.openai().completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=1)
-        assert soon(lambda: raw.request_id == json.loads(server.log[-1])["request_id"])
+        assert soon(lambda: raw.request_id == _logged(server))
 
 
 def test_errors_are_named_too(plain: EagleModel, monkeypatch: pytest.MonkeyPatch) -> None:
