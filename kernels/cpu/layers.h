@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include <torch/custom_class.h>
 
 #include "attend.h"
+#include "compact.h"
 #include "linear.h"
 #include "meeting.h"
 
@@ -275,6 +277,17 @@ inline Tensor layers(const c10::intrusive_ptr<Layers>& stack, const Tensor& stat
   auto run = x.scalar_type() == at::kFloat ? run_layers<float> : run_layers<uint16_t>;
   run(*stack, x, input, where, at, cache, cos, sin, taps, tapped);
   return x;
+}
+
+// A whole decoder: tokens int64 [M] to the states [M, h] behind its final norm, and the features [M, taps * h].
+inline std::tuple<Tensor, Tensor> decode(const c10::intrusive_ptr<Layers>& stack, const Tensor& table, const Tensor& tokens,
+                                         const Tensor& gain, const Tensor& places, const Tensor& positions, const Tensor& cache,
+                                         const Tensor& cos, const Tensor& sin, at::IntArrayRef tapped) {
+  Tensor ids = tokens.contiguous();
+  Tensor x = take_rows(table, {ids.const_data_ptr<int64_t>(), size_t(ids.numel())});
+  Tensor features = at::empty({x.size(0), x.size(1) * int64_t(tapped.size())}, x.options());
+  Tensor states = layers(stack, x, std::nullopt, places, positions, cache, cos, sin, features, tapped);
+  return {norm(states, gain, stack->norm.eps, stack->norm.kind), features};
 }
 
 // Rows of a table [V, h] and features [M, h], each normed with a gain of its own, side by side: [M, 2h].

@@ -44,6 +44,9 @@ TORCH_LIBRARY(eagle_cpu, library) {
   library.def(
       "layers(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor x, Tensor? input, Tensor places, Tensor positions, "
       "Tensor cache, Tensor cos, Tensor sin, Tensor(a!) features, int[] tapped) -> Tensor");
+  library.def(
+      "decode(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor table, Tensor tokens, Tensor gain, Tensor places, "
+      "Tensor positions, Tensor cache, Tensor cos, Tensor sin, int[] tapped) -> (Tensor, Tensor)");
   library.def("head_fuse(__torch__.torch.classes.eagle_cpu.Head head, Tensor states) -> Tensor");
   library.def(
       "head_pass(__torch__.torch.classes.eagle_cpu.Head head, Tensor tokens, Tensor feature, Tensor positions, Tensor places, "
@@ -79,6 +82,7 @@ TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("head_pass", eagle::head_pass);
   library.impl("head_feedback", eagle::head_feedback);
   library.impl("head_logits", eagle::head_logits);
+  library.impl("decode", eagle::decode);
   library.impl("draft", eagle::draft);
   library.impl("learn", eagle::learn);
 }

@@ -81,6 +81,10 @@ class CpuDecoder:
         self._rotaries = rotaries
         self._max_length = max_length
         self._cos = self._sin = torch.empty(len(rotaries), 0, 0)  # [R, positions, D']
+        self._final: Tensor = decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
+        embedding: Any = decoder.embed_tokens
+        # Gemma's is scaled, and goes its own way.
+        self._table: Tensor | None = embedding.weight.detach() if type(embedding) is nn.Embedding else None
 
     @classmethod
     def of(cls, decoder: nn.Module, config: Any, max_length: int) -> CpuDecoder | None:
@@ -127,13 +131,19 @@ class CpuDecoder:
 
         ``rows``: of a slot, which is more than any position.
         """
-        x = self._decoder.embed_tokens(tokens)
+        final = self._final
         length = min(rows, self._max_length)
         if self._cos.shape[1] < length:
-            self._turn_to(length, x)
+            self._turn_to(length, final)
+        if self._table is not None:
+            states, features = torch.ops.eagle_cpu.decode(
+                *(self._layers.stack, self._table, tokens, final, step.places, positions, step.where),
+                *(self._cos, self._sin, tapped),
+            )
+            return states, features if tapped else None
+        x = self._decoder.embed_tokens(tokens)
         features = x.new_empty(len(x), len(tapped) * x.shape[1])
         states = self._layers(x, step, positions, self._cos, self._sin, features, list(tapped))
-        final = self._decoder.norm.weight
         states = torch.ops.eagle_cpu.norm(states, final, self._layers.eps, self._layers.norms)
         return states, features if tapped else None
 
