@@ -14,7 +14,8 @@ using at::Tensor;
 // them, one behind the other.
 inline void compact(const Tensor& cache, at::IntArrayRef slots, at::IntArrayRef lengths, at::IntArrayRef counts,
                     at::IntArrayRef paths) {
-  TORCH_CHECK(cache.stride(5) == 1, "compact wants rows of D numbers side by side");
+  TORCH_CHECK(cache.dim() == 6 && cache.stride(5) == 1, "compact wants rows of D numbers side by side");
+  TORCH_CHECK(slots.size() == lengths.size() && slots.size() == counts.size(), "a slot has no length or no path");
   auto to = cache.strides();
   int64_t bytes = cache.element_size(), row = to[4] * bytes, size = cache.size(5) * bytes;
   const int64_t* path = paths.data();

@@ -1,5 +1,5 @@
-// A whole drafting cycle with an EAGLE head, of many sequences at once: stages/decoding/drafters/growing.py and eagle.py,
-// pass for pass. Between the passes of a head stands little work on many small things, which finds the caches emptied by the
+// A whole drafting cycle with an EAGLE head, of many sequences at once: what stages/decoding/drafters/growing.py and eagle.py do
+// step by step. Between the passes of a head stands little work on many small things, which finds the caches emptied by the
 // pass before: in Python, with a call for every step, it takes as long as the passes themselves.
 #pragma once
 
@@ -101,7 +101,6 @@ struct Drafting {
   int64_t slot, length, waiting, seed, sample;
   double temperature;
   std::vector<double> strengths;  // by depth
-  Growth growth;
 
   double strength(int64_t depth) const { return temperature > 0 ? strengths[std::min<int64_t>(depth, strengths.size()) - 1] : 0.0; }
 };
@@ -126,6 +125,7 @@ struct PassRows {
 
 constexpr int64_t SEQUENCE = 9;   // slot, stable rows, waiting tokens, seed, sample; kind, depth, width, nodes of the plan
 constexpr int64_t SETTINGS = 3;   // temperature, min_prob, expand_prob
+constexpr float LEAST_SCORE = -1000.0f;  // a log-probability from here on down is no candidate's; nor is NaN
 
 // Drafts a tree for each of B sequences.
 //   states [W, w], waiting: the verified tokens that have not been run, and the target's states that go with them.
@@ -142,7 +142,9 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
     at::IntArrayRef waiting, at::TensorList calibrations, at::IntArrayRef sequences, at::ArrayRef<double> settings,
     at::ArrayRef<double> strengths, at::ArrayRef<double> nodes, at::ArrayRef<double> rows, at::IntArrayRef paths, int64_t lag,
     int64_t pool) {
-  int64_t batch = calibrations.size(), depths = strengths.size() / batch;
+  int64_t batch = calibrations.size();
+  TORCH_CHECK(batch && !nodes.empty() && !rows.empty(), "nothing to draft, or no prices");
+  int64_t depths = strengths.size() / batch;
   TORCH_CHECK(int64_t(sequences.size()) == batch * SEQUENCE && int64_t(settings.size()) == batch * SETTINGS, "numbers are missing");
   StaticTree fixed;
   for (size_t i = 0; i + 1 < paths.size(); i += 2) fixed.nodes.push_back({paths[i], paths[i + 1]});
@@ -155,10 +157,12 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
     const int64_t* n = sequences.data() + b * SEQUENCE;
     const double* s = settings.data() + b * SETTINGS;
     TORCH_CHECK(calibrations[b].numel() == Calibration::SIZE && calibrations[b].scalar_type() == at::kDouble, "no calibration");
-    drafts[b] = {n[0], n[1], n[2], n[3], n[4], s[0], {strengths.begin() + b * depths, strengths.begin() + (b + 1) * depths}, {}};
+    drafts[b] = {n[0], n[1], n[2], n[3], n[4], s[0], {strengths.begin() + b * depths, strengths.begin() + (b + 1) * depths}};
     growths[b].plan = {n[5], n[6], n[7], n[8], s[1], s[2]};
-    growths[b].calibration.numbers = calibrations[b].mutable_data_ptr<double>();
+    growths[b].calibration.numbers = const_cast<double*>(calibrations[b].const_data_ptr<double>());
     growths[b].paths = &fixed;
+    TORCH_CHECK(n[2] > 0, "a sequence has no verified token to begin with");
+    TORCH_CHECK(s[0] == 0 || depths, "a sequence has no strengths");
     hot = hot || s[0] > 0;
     width = std::max(width, n[7]);
   }
@@ -207,8 +211,11 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
       auto [b, candidate] = grown[r];
       Growth& growth = growths[b];
       (candidate < 0 ? growth.root_row : growth.all[candidate].row) = ranked++;
-      for (int64_t k = 0; k < std::min(width, growth.plan.width); ++k)
-        growth.add_child(candidate, k, tokens.const_data_ptr<int64_t>()[r * width + k], scores.const_data_ptr<float>()[r * width + k]);
+      for (int64_t k = 0; k < std::min(width, growth.plan.width); ++k) {
+        float score = scores.const_data_ptr<float>()[r * width + k];
+        if (!(score > LEAST_SCORE)) break;
+        growth.add_child(candidate, k, tokens.const_data_ptr<int64_t>()[r * width + k], score);
+      }
     }
     all.push_back(level);
     Chosen chosen = frontiers(growths, prices);
@@ -285,7 +292,8 @@ inline void learn(const Tensor& calibration, const Tensor& strengths, const Tens
                   const Tensor& ids, const Tensor& log_probs, const Tensor& noise, int64_t begin, int64_t end, int64_t root_row,
                   at::IntArrayRef truth, at::ArrayRef<double> grid, at::ArrayRef<double> factors, at::ArrayRef<double> prior,
                   double fading) {
-  TORCH_CHECK(calibration.numel() == Calibration::SIZE && end <= candidates.size(0), "no such calibration or candidates");
+  TORCH_CHECK(calibration.numel() == Calibration::SIZE && 0 <= begin && begin <= end && end <= candidates.size(0) &&
+                  end <= chances.size(0), "no such calibration or candidates");
   TORCH_CHECK(!strengths.numel() || strengths.size(1) == int64_t(1 + grid.size() * factors.size()), "no such strengths");
   Calibration learned{calibration.mutable_data_ptr<double>()};
   const int64_t* c = candidates.const_data_ptr<int64_t>() + begin * 5;
@@ -294,6 +302,7 @@ inline void learn(const Tensor& calibration, const Tensor& strengths, const Tens
   for (int64_t token : truth) {
     int64_t row = node < 0 ? root_row : c[node * 5 + 4], level = std::min(depth, levels - 1);
     if (levels && row >= 0) {
+      TORCH_CHECK(row < ids.size(0), "no pool ", row, " of ", ids.size(0));
       const int64_t *pool = ids.const_data_ptr<int64_t>() + row * ids.size(1), *last = pool + ids.size(1);
       const int64_t* at = std::find(pool, last, token);
       if (at != last)

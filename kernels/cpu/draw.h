@@ -215,6 +215,7 @@ void greatest_outputs(const T* x, int64_t rows, int64_t width, const T* packed, 
 inline std::vector<int64_t> linear_argmax(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias,
                                           int64_t outputs) {
   Tensor x = input.contiguous();
+  check_width(x, packed, outputs);
   int64_t rows = x.size(0), width = x.size(1);
   std::vector<int64_t> out(rows);
   int64_t* found = out.data();
@@ -258,8 +259,10 @@ inline std::vector<int64_t> linear_draw(const Tensor& input, const Tensor& packe
                                         int64_t outputs, at::ArrayRef<double> temperature, at::IntArrayRef seed,
                                         at::IntArrayRef sample, at::IntArrayRef position) {
   Tensor x = input.contiguous();
+  check_width(x, packed, outputs);
   int64_t rows = x.size(0), width = x.size(1);
-  TORCH_CHECK(int64_t(temperature.size()) == rows && int64_t(position.size()) == rows, "a row has no key");
+  TORCH_CHECK(int64_t(temperature.size()) == rows && int64_t(position.size()) == rows &&
+                  int64_t(seed.size()) == rows && int64_t(sample.size()) == rows, "a row has no key");
   std::vector<float> heat(temperature.begin(), temperature.end());
   std::vector<Key> keys;
   for (int64_t row = 0; row < rows; ++row) {

@@ -1,5 +1,5 @@
 // The growth of draft trees, and what drafts have turned out to be worth: stages/decoding/growth.py and
-// stages/decoding/drafters/calibration.py, whose formulas these are, number for number.
+// stages/decoding/drafters/calibration.py, whose formulas these are, but for the last bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ struct Calibration {
   double* numbers;
 
   static double logit(double p) {
-    if (!(1e-4 < p && p < 1 - 1e-4)) return p < 0.5 ? -9.21024 : 9.21024;
+    if (!(1e-4 < p && p < 1 - 1e-4)) return p > 0.5 ? 9.21024 : -9.21024;
     return std::log(p / (1 - p));
   }
   static int64_t level(int64_t depth) { return std::min(depth, DEPTHS) - 1; }

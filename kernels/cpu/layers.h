@@ -152,7 +152,7 @@ struct Layers : torch::CustomClassHolder {
   int64_t depth() const { return kinds.size() / 2; }
 };
 
-// Decoder layers of Llama's kind over rows [M, h]; see kernels/cpu/__init__.py.
+// Decoder layers of Llama's kind over rows [M, h]; see stages/targets/cpu_layers.py.
 template <typename T>
 void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& input, const Tensor& places,
                 const Tensor& positions, const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList taps,

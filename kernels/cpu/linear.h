@@ -138,6 +138,7 @@ template <typename T, typename F>
 void multiply_blocks(const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, int64_t outputs, int64_t begin,
                      int64_t end, std::vector<T>& local, const F& use) {
   int64_t steps = width / Step<T>::DEPTH;
+  if (!rows) return;
   local.resize(rows * 2 * BLOCK);
   for (int64_t block = begin; block < end;) {
     const T* w = packed + block * width * BLOCK;
@@ -167,9 +168,16 @@ void linear_rows(const T* x, int64_t rows, int64_t width, const T* packed, const
   });
 }
 
+inline void check_width(const Tensor& x, const Tensor& packed, int64_t outputs) {
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
+  TORCH_CHECK(x.dim() > 0 && x.size(-1) * blocks * BLOCK == packed.numel() && x.scalar_type() == packed.scalar_type(),
+              "rows of ", x.size(-1), " numbers do not fit weights of ", packed.numel(), " for ", outputs, " outputs");
+}
+
 // x [..., K] times packed weights of N outputs: [..., N].
 inline Tensor linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
   Tensor x = input.contiguous();
+  check_width(x, packed, outputs);
   auto sizes = x.sizes().vec();
   int64_t width = sizes.back(), rows = width ? x.numel() / width : 0;
   sizes.back() = outputs;

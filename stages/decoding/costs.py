@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stages.errors import EagleError
@@ -13,6 +14,9 @@ _FIRST_SIGHT = 4
 
 _HOLD = 4
 """Corrections that are taken in at once."""
+
+_FEW, _BEYOND = 4, 1.25
+"""A table with fewer entries is given those that lie so far beyond its last."""
 
 
 class Costs:
@@ -105,17 +109,29 @@ class _Table:
 
     def correct(self, rows: Sequence[int], seconds: float) -> None:
         expected = sum(self.at(r) for r in rows)
-        if expected <= 0 or seconds <= 0 or max(rows) > 2 * self._sizes[-1]:
+        if expected <= 0 or seconds <= 0:
+            return
+        if max(rows) > _BEYOND * self._sizes[-1] and len(self._sizes) < _FEW and len(rows) == 1:
+            self._add(rows[0], seconds / self._all)
+            return
+        if max(rows) > 2 * self._sizes[-1]:
             return  # far beyond the table the line says little, and would bend its end
         off = math.log(max(0.5, min(2.0, seconds / expected)))
         # What shifts from one second to the next is mostly the machine, and so all rows alike.
         self._all *= math.exp(0.3 * self._last.take(off))
-        for r in rows:
-            i = min(bisect_left(self._sizes, r), len(self._sizes) - 1)
-            self._each[i].correct(off / len(rows))
+        # Once each: passes of one cycle do not confirm each other.
+        hits = Counter(min(bisect_left(self._sizes, r), len(self._sizes) - 1) for r in rows)
+        for i, count in hits.items():
+            self._each[i].correct(off * count / len(rows))
         self._stale += 1
         if self._stale == _HOLD:
             self._values, self._stale = _rising([entry.seconds for entry in self._each]), 0
+
+    def _add(self, size: int, seconds: float) -> None:
+        """A table that is short, as of a slow machine, learns its further entries from what comes."""
+        self._sizes.append(size)
+        self._each.append(_Entry(seconds))
+        self._values, self._stale = _rising([entry.seconds for entry in self._each]), 0
 
 
 def _rising(values: Sequence[float]) -> list[float]:

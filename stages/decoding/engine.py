@@ -336,7 +336,8 @@ class Engine:
         if drafting:
             assert self.planner is not None
             slots = [s.slot for s in drafting]
-            plans: list[TreePlan] = self.planner.plan(slots, [s.left for s in drafting])
+            beside = len(running) - len(drafting)
+            plans: list[TreePlan] = self.planner.plan(slots, [s.left for s in drafting], beside)
             found = dict(zip(slots, self._drafting().propose(slots, plans), strict=True))
         return [found.get(s.slot) or DraftTree.root_only(s.output[-1]) for s in running]
 
@@ -348,13 +349,19 @@ class Engine:
         draft_s: float,
         verify_s: float,
     ) -> None:
-        """Tell the planner what its plan came to; the times of batches in which some do not draft are of no
-        use."""
-        if self.planner is None or not all(s.drafts for s in running):
+        """Tell the planner what its plan came to."""
+        drafting = [i for i, s in enumerate(running) if s.drafts]
+        if self.planner is None or not drafting:
             return
-        accepted = [min(len(path) - 1, len(tokens)) for _, path, tokens in walks]
-        slots = [s.slot for s in running]
-        self.planner.observe(slots, trees, accepted, draft_s, verify_s, self._drafting().passes)
+        self.planner.observe(
+            [running[i].slot for i in drafting],
+            [trees[i] for i in drafting],
+            [min(len(walks[i][1]) - 1, len(walks[i][2])) for i in drafting],
+            draft_s,
+            verify_s,
+            self._drafting().passes,
+            len(running) - len(drafting),
+        )
 
     def _extend(
         self, kept: Sequence[tuple[Running, int, Sequence[int], list[int]]], states: TargetStates

@@ -207,8 +207,11 @@ def log(probability: float) -> float:
     return math.log(probability) if probability > 0 else -math.inf
 
 
-def frontiers(growths: Sequence[TreeGrowth]) -> list[list[int]]:
-    """What to expand next in each tree of a batch; all empty when no tree is worth another pass."""
+def frontiers(growths: Sequence[TreeGrowth], *, passes: bool = True) -> list[list[int]]:
+    """What to expand next in each tree of a batch; all empty when no tree is worth another pass.
+
+    passes: whether a level takes one, or its candidates are known already.
+    """
     chosen = [[] if growth.plan.prices is not None else growth.frontier() for growth in growths]
     priced = [b for b, growth in enumerate(growths) if growth.plan.prices is not None]
     if not priced:
@@ -216,7 +219,8 @@ def frontiers(growths: Sequence[TreeGrowth]) -> list[list[int]]:
     prices = growths[priced[0]].plan.prices
     assert prices is not None
     node_price = prices.marginal(sum(map(len, _cut(growths, priced, prices))))
-    level_price = prices.rows[min(len(priced), len(prices.rows) - 1)] / len(priced)
+    rows = prices.rows if passes else (0.0,) * len(prices.rows)
+    level_price = rows[min(len(priced), len(rows) - 1)] / len(priced)
     gains = sorted(
         (-growths[b].gain(i, node_price, level_price), b, i) for b in priced for i in growths[b]._last_level()
     )
@@ -224,15 +228,15 @@ def frontiers(growths: Sequence[TreeGrowth]) -> list[list[int]]:
     room = {b: min(growths[b].plan.width, growths[b].capacity) for b in priced}
     total, best, best_count = 0.0, 0.0, 0
     for gain, b, i in gains:
-        if gain >= 0 or len(taken) + 1 >= len(prices.rows):
+        if gain >= 0 or len(taken) + 1 >= len(rows):
             break
         if room[b] == 0:
             continue
         room[b] -= 1
         taken.append((b, i))
         total -= gain
-        if total - prices.rows[len(taken)] > best:
-            best, best_count = total - prices.rows[len(taken)], len(taken)
+        if total - rows[len(taken)] > best:
+            best, best_count = total - rows[len(taken)], len(taken)
     for b, i in taken[:best_count]:
         chosen[b].append(i)
     return chosen
@@ -244,14 +248,14 @@ first."""
 
 
 def grow(growths: Sequence[TreeGrowth], children: Children) -> None:
-    """Grow the trees of a batch from children that cost nothing to come by."""
+    """Grow the trees of a batch from children that are all known: no level takes a pass."""
     expand = [[-1] if growth.plan.kind != "none" and growth.plan.depth > 0 else [] for growth in growths]
     while any(expand):
         for b, (growth, candidates) in enumerate(zip(growths, expand, strict=True)):
             growth.expand([candidate for candidate in candidates if candidate >= 0])
             for candidate in candidates:
                 growth.add_children(candidate, *children(b, candidate))
-        expand = frontiers(growths)
+        expand = frontiers(growths, passes=False)
 
 
 def trees(growths: Sequence[TreeGrowth]) -> list[DraftTree]:

@@ -19,21 +19,27 @@ from stages.targets import SlotForward, SlotStep, Target
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 18, 21, 22, 25, 28, 29, 32)
 """The CPU ops take rows by sevens, and the first of another seven costs most."""
 
+MORE_ROWS = (64, 128, 256)
+"""Of batches whose trees have as many: a line through the sizes above misses the steps that follow."""
+
 DRAFT_ROWS = (1, 2, 4, 8, 16, 32)
 
+_TREE_ROWS = 16
 _PREFIX = 64
 _REPEATS = 4
 _LONGEST_S = 2.0
 
 
 def measure_costs(target: Target, forward: SlotForward, drafter: Drafter) -> Costs:
-    """Seconds of a forward over a tree, tokens chosen, and of one more pass of the drafter, by rows.
+    """Seconds of a forward over a chain, tokens chosen, and of one more pass of the drafter, by rows.
 
     Slot 0 of both is used, so nothing may run. Sizes that take too long are left out: their costs lie on the
     line through the others.
     """
-    forward.cache.reserve(_PREFIX + max(VERIFY_ROWS))
-    verify = _fastest({rows: partial(_verify, target, forward, drafter, rows) for rows in VERIFY_ROWS})
+    most = forward.cache.slots * _TREE_ROWS
+    sizes = [*VERIFY_ROWS, *(rows for rows in MORE_ROWS if rows <= most)]
+    forward.cache.reserve(_PREFIX + max(sizes))
+    verify = _fastest({rows: partial(_verify, target, forward, drafter, rows) for rows in sizes})
     propose = _proposals(target, drafter)
     levels = {(rows, depth): partial(propose, rows, depth) for rows in DRAFT_ROWS for depth in (1, 2)}
     propose(1, 2)

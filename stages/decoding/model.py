@@ -78,7 +78,7 @@ class EagleModel:
             prefix_reuse=prefix_reuse,
             overlap=overlap,
         )
-        if made is not None and self.tree.kind == "cost":
+        if made is not None and self.tree.kind == "cost":  # what was given above stood in for it
             self.engine.planner = CostPlanner(self.engine.measure_costs(), self.tree)
 
     @classmethod

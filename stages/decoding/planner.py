@@ -15,30 +15,26 @@ while drafting has gained lately it goes on; when it has not, decoding is plain 
 later, the waits doubling as trials fail. Where by the costs not even a sure draft would pay, a single node is
 drafted now and then, so that a wrong table does not rule for good.
 
-Costs are measured once (`stages.decoding.costs`), and corrected by every cycle's own times, so that a longer
-context or a busier machine shifts the decisions.
+Costs are measured once (`stages.decoding.measure`), and corrected by every cycle's own times
+(`stages.decoding.costs`), so that a longer context or a busier machine shifts the decisions.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from stages.decoding.costs import Costs
+from stages.decoding.habit import FIRST_WAIT, MEMORY, Habit, Rate, Wait
 from stages.decoding.tree import DraftTree, Prices, TreeConfig, TreePlan
 
-FIRST_WAIT, LONGEST_WAIT = 16, 256
-"""Plain cycles a sequence of the batch before drafting is tried again, at first and at most. The drafter must
-read what all of them hold before it can draft; of those that come and go meanwhile it reads nothing."""
+PLAIN_FIRST = 12
+"""Cycles after which a plain one is due, at first, so that what it costs stays known."""
 
-PLAIN_FIRST, PLAIN_EVERY = 12, 256
-"""Cycles after which a plain one is due, so that what it costs stays known; more and more of them."""
-
-PRICES_HOLD = 8
-"""Cycles for which prices are used."""
+PRICES_HOLD, MOST_PRICES = 8, 64
+"""Cycles for which prices are used, and batches of which they are kept."""
 
 TRIAL = 8
 """Cycles that a trial takes, unless it is hopeless before."""
@@ -56,8 +52,8 @@ _CAUTION = 1.1
 """What drafting in a batch must bring over its price: near break-even nothing is won, and a busy server
 loses."""
 
-_MEMORY = 48
 _LONG_MEMORY = 200
+"""Cycles after which older ones fade, for what all sequences that ran alone have found."""
 
 
 @dataclass
@@ -98,11 +94,12 @@ class Planner(Protocol):
     def start(self, slot: int) -> None:
         """A new sequence takes the slot."""
 
-    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+    def plan(self, slots: Sequence[int], left: Sequence[int], beside: int = 0) -> list[TreePlan]:
         """For the next cycle of these sequences.
 
         Args:
             left: drafted tokens that each output has room for.
+            beside: sequences of the batch that never draft.
         """
 
     def observe(
@@ -113,6 +110,7 @@ class Planner(Protocol):
         draft_s: float,
         verify_s: float,
         passes: Sequence[int] = (),
+        beside: int = 0,
     ) -> None:
         """What came of the last plan.
 
@@ -121,6 +119,7 @@ class Planner(Protocol):
             draft_s: of the drafter, its pass over what was verified before included.
             verify_s: of the target's forward and of choosing the tokens.
             passes: rows of each of the drafter's passes (``Drafter.passes``).
+            beside: as for the plan.
         """
 
 
@@ -134,7 +133,7 @@ class FixedPlanner:
     def start(self, slot: int) -> None:
         """Nothing is kept."""
 
-    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+    def plan(self, slots: Sequence[int], left: Sequence[int], beside: int = 0) -> list[TreePlan]:
         return [self.tree.plan(room) for room in left]
 
     def observe(
@@ -145,41 +144,12 @@ class FixedPlanner:
         draft_s: float,
         verify_s: float,
         passes: Sequence[int] = (),
+        beside: int = 0,
     ) -> None:
         for tree, count in zip(trees, accepted, strict=True):
             self.decisions.cycles += 1
             self.decisions.drafting += self.tree.kind != "none"
             self.decisions.count(tree, count)
-
-
-@dataclass
-class Habit:
-    """Whether a sequence drafts.
-
-    gain: mean tokens that a drafting cycle has gained lately over a plain one; weight: cycles it rests on;
-        variance: of the gains, a guess at first.
-    tried: whether it has been given up before; then a trial must show a gain.
-    until: the cycle at which drafting is tried again; wait: how many cycles a sequence lie between.
-    """
-
-    gain: float = 0.0
-    weight: float = 0.0
-    variance: float = 0.4
-    drafting: bool = True
-    tried: bool = False
-    until: int = 0
-    wait: int = FIRST_WAIT
-
-    def learn(self, gain: float, memory: float) -> None:
-        self.weight = min(self.weight + 1, memory)
-        off = gain - self.gain
-        self.gain += off / self.weight
-        self.variance += (off * (gain - self.gain) - self.variance) / (self.weight + 4)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean."""
-        return math.sqrt(self.variance / max(self.weight, 1.0))
 
 
 class CostPlanner:
@@ -191,40 +161,38 @@ class CostPlanner:
         self.decisions = Decisions()
         self.tree = limits or TreeConfig.parse("cost")
         self._clock = 0
-        self._common: dict[int, Habit] = {}  # of all sequences, by kind of batch
-        self._rates: dict[int, _Rate] = {}
+        self._kinds: dict[int, _Kind] = {}
         self._alone: dict[int, Habit] = {}  # of sequences that run alone, by slot
-        self._plain: dict[int, tuple[int, int]] = {}  # by kind of batch: the last one, and when one is due
         self._drafted: set[int] = set()
         self._probing = False
-        self._probes: dict[int, tuple[int, int]] = {}  # by kind of batch: the next one, and the wait before
         self._made: dict[tuple[int, int], tuple[int, Prices]] = {}  # when, by batch and how many draft
 
     def start(self, slot: int) -> None:
         self._alone.pop(slot, None)
 
-    def plan(self, slots: Sequence[int], left: Sequence[int]) -> list[TreePlan]:
+    def plan(self, slots: Sequence[int], left: Sequence[int], beside: int = 0) -> list[TreePlan]:
         self._clock += 1
-        batch = len(slots)
-        at, every = self._plain.setdefault(_kind(batch), (self._clock, PLAIN_FIRST))
-        due = self._clock - at >= every
+        batch = len(slots) + beside
+        kind = self._kind(batch)
+        plain = kind.plain.over(self._clock)
         self._drafted = {
             slot
             for slot, room in zip(slots, left, strict=True)
-            if not due and room > 0 and self._drafts(slot, batch)
+            if not plain and room > 0 and self._drafts(slot, batch)
         }
-        self.decisions.cycles += batch
+        self.decisions.cycles += len(slots)
         if not self._drafted:
-            return [TreePlan.none()] * batch
+            return [TreePlan.none()] * len(slots)
         prices = self._prices(batch, len(self._drafted))
         self._probing = all(price >= 0.999 * k for k, price in enumerate(prices.nodes))
         if self._probing:  # not even a sure draft would pay, if that is what it costs
-            at, wait = self._probes.setdefault(_kind(batch), (self._clock + FIRST_WAIT, FIRST_WAIT))
-            if self._clock < at:
+            kind.rate = Rate()  # the machine may have become slower since
+            if not kind.probe.cycles:
+                kind.probe.begin(self._clock)
+            if not kind.probe.over(self._clock):
                 self._drafted = set()
-                return [TreePlan.none()] * batch
-            wait = min(2 * wait, LONGEST_WAIT)
-            self._probes[_kind(batch)] = self._clock + wait * batch, wait
+                return [TreePlan.none()] * len(slots)
+            kind.probe.begin(self._clock, batch)
             prices = _PROBE
         self.decisions.drafting += len(self._drafted)
         limits = self.tree
@@ -243,14 +211,13 @@ class CostPlanner:
         draft_s: float,
         verify_s: float,
         passes: Sequence[int] = (),
+        beside: int = 0,
     ) -> None:
-        batch, nodes = len(slots), sum(tree.drafted for tree in trees)
-        kind = _kind(batch)
+        batch, nodes = len(slots) + beside, sum(tree.drafted for tree in trees)
+        kind = self._kind(batch)
         self.costs.observe(batch + nodes, verify_s, passes, draft_s)
         if not nodes:
-            at, every = self._plain.get(kind, (self._clock, PLAIN_FIRST))
-            longer = self._clock - at >= every
-            self._plain[kind] = self._clock, min(every * 5 // 4, PLAIN_EVERY) if longer else every
+            kind.plain.begin(self._clock)
         if not self._drafted or self._probing:
             return
         # By the tables, which all cycles have made: the times of this one alone say little. What waited to
@@ -258,10 +225,9 @@ class CostPlanner:
         steady = min(passes[0], len(self._drafted) + sum(accepted)) if passes else 0
         plain, verify = self.costs.verify_s(batch), self.costs.verify_s(batch + nodes)
         draft = sum(map(self.costs.draft_s, [steady, *passes[1:]] if passes else []))
-        rate = self._rates.setdefault(kind, _Rate())
-        rate.learn(batch + sum(accepted), draft + verify)
+        kind.rate.learn(batch + sum(accepted), draft + verify)
         gain = sum(accepted) - _caution(batch) * (draft + verify - plain) * batch / plain
-        common = self._of_batch(kind)
+        common = kind.habit
         for slot, tree, count in zip(slots, trees, accepted, strict=True):
             if slot in self._drafted:
                 self.decisions.count(tree, count)
@@ -274,26 +240,32 @@ class CostPlanner:
     def _drafts(self, slot: int, batch: int) -> bool:
         """Whether the sequence drafts in this cycle."""
         if batch > 1:
-            return self._awake(self._of_batch(_kind(batch)))
+            return self._awake(self._kind(batch).habit)
         if slot not in self._alone:
             self._alone[slot] = self._begin()
         return self._awake(self._alone[slot])
 
-    def _of_batch(self, kind: int) -> Habit:
-        """Where a smaller batch has given drafting up, a larger one, to whom its nodes are dearer, begins
-        with that."""
-        if kind not in self._common:
-            smaller = [habit for k, habit in self._common.items() if 0 < k < kind and not habit.drafting]
-            wait = max((habit.wait for habit in smaller), default=0)
-            self._common[kind] = (
-                Habit(drafting=False, tried=True, until=self._clock + (wait << kind), wait=wait)
-                if wait
-                else Habit()
-            )
-        return self._common[kind]
+    def _kind(self, batch: int) -> _Kind:
+        """Batches of like size share what is learned: 1, 2, 3-4, 5-8, 9-16, ...
+
+        Where a smaller one has given drafting up, a larger one, to whom its nodes are dearer, begins with
+        that.
+        """
+        kind = (batch - 1).bit_length()
+        if kind not in self._kinds:
+            smaller = [self._kinds[k].habit for k in self._kinds if 0 < k < kind]
+            longest = max((habit.wait.cycles for habit in smaller if not habit.drafting), default=0)
+            habit = Habit(drafting=not longest, tried=longest > 0)
+            if longest:
+                habit.wait = Wait(cycles=longest)
+                habit.wait.begin(self._clock, 1 << kind)
+                habit.wait.cycles = longest  # it counts as theirs
+            self._kinds[kind] = _Kind(habit)
+            self._kinds[kind].plain.begin(self._clock)
+        return self._kinds[kind]
 
     def _awake(self, habit: Habit) -> bool:
-        if not habit.drafting and self._clock >= habit.until:
+        if not habit.drafting and habit.wait.over(self._clock):
             self.decisions.trials += 1
             habit.drafting = True
             habit.gain, habit.weight = 0.0, 0.0
@@ -301,42 +273,45 @@ class CostPlanner:
 
     def _begin(self) -> Habit:
         """Of a new sequence that runs alone: what others have found is an example to it."""
-        common = self._common.get(0)
-        if common is None or common.weight < TRIAL:
+        common = self._kind(1).habit
+        if common.weight < TRIAL:
             return Habit()
         if common.gain > -_MARGIN:
             return Habit(common.gain, min(common.weight, 4.0))
-        return Habit(drafting=False, tried=True, until=self._clock + FIRST_WAIT, wait=common.wait)
+        until = min(self._clock + FIRST_WAIT, common.wait.until)
+        wait = Wait(cycles=common.wait.cycles, until=until)
+        return Habit(drafting=False, tried=True, wait=wait)
 
     def _judge(self, habit: Habit, gain: float, common: Habit, batch: int) -> None:
         """Learn a gain, and give drafting up where it does not pay."""
-        habit.learn(gain, _MEMORY)
+        habit.learn(gain, MEMORY)
         # Doubt is for drafting at first: a few cycles without luck say little.
         lost = habit.weight >= _SOONEST and habit.gain < -_DOUBT * habit.error
-        lost |= habit.gain < -_MARGIN and common.gain < -_MARGIN and common.weight > _MEMORY
+        # Of a sequence that runs alone, when the others have found no gain either:
+        lost |= habit.gain < -_MARGIN and common.gain < -_MARGIN and common.weight > MEMORY
         lost |= habit.tried and habit.weight == TRIAL and habit.gain < _MARGIN
         if lost:
             self.decisions.given_up += 1
             habit.drafting, habit.tried = False, True
-            habit.until = self._clock + habit.wait * batch
-            habit.wait = min(habit.wait * 2, LONGEST_WAIT)
-            common.wait = max(common.wait, habit.wait)
+            habit.wait.begin(self._clock, batch)
+            common.wait.cycles = max(common.wait.cycles, habit.wait.cycles)
+            common.wait.until = habit.wait.until
         elif habit.weight > TRIAL and habit.gain > _MARGIN:
-            habit.wait = common.wait = FIRST_WAIT
+            habit.wait.cycles = common.wait.cycles = 0
 
     def _prices(self, batch: int, drafting: int) -> Prices:
         """Made anew every few cycles: costs change slowly."""
         made, prices = self._made.get((batch, drafting), (-PRICES_HOLD, None))
         if prices is None or self._clock - made >= PRICES_HOLD:
+            if len(self._made) > MOST_PRICES:
+                self._made.clear()
             prices = self._priced(batch, drafting)
             self._made[batch, drafting] = self._clock, prices
         return prices
 
     def _priced(self, batch: int, drafting: int) -> Prices:
         plain = self.costs.verify_s(batch)
-        rate = self._rates.get(_kind(batch))
-        worth = max(batch / plain, rate.tokens_per_s if rate else 0.0)
-        worth *= _caution(batch)
+        worth = max(batch / plain, self._kind(batch).rate.tokens_per_s) * _caution(batch)
         most = drafting * self.tree.nodes
         nodes = [worth * (self.costs.verify_s(batch + k) - plain) for k in range(most + 1)]
         rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self.tree.width + 1)]
@@ -344,19 +319,16 @@ class CostPlanner:
 
 
 @dataclass
-class _Rate:
-    """Tokens a second of drafting cycles; old ones fade."""
+class _Kind:
+    """What is known of batches of like size.
 
-    tokens: float = 0.0
-    seconds: float = 0.0
+    plain: until a plain cycle is due; probe: until a node is drafted though by the costs none pays.
+    """
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        fade = 1 - 1 / _MEMORY
-        self.tokens, self.seconds = fade * self.tokens + tokens, fade * self.seconds + seconds
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+    habit: Habit
+    rate: Rate = field(default_factory=Rate)
+    plain: Wait = field(default_factory=lambda: Wait(PLAIN_FIRST, 1.25))
+    probe: Wait = field(default_factory=Wait)
 
 
 _PROBE = Prices((0.0, 0.0), (0.0,))
@@ -365,8 +337,3 @@ _PROBE = Prices((0.0, 0.0), (0.0,))
 
 def _caution(batch: int) -> float:
     return _CAUTION if batch > 1 else 1.0
-
-
-def _kind(batch: int) -> int:
-    """Batches of like size share what is learned: 1, 2, 3-4, 5-8, 9-16, ..."""
-    return (batch - 1).bit_length()

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kernels.cpu import ops_loaded
 
+_KEPT = 256
+"""Rows for which memory is kept."""
+
 Place = tuple[int, int, int, int]
 """Slot, cache row, stable prefix and ancestor word of a row; see ``RowStep``."""
 
@@ -36,6 +39,8 @@ class RowBuffers:
         self, tokens: Sequence[int], positions: Sequence[int], places: Sequence[Place]
     ) -> tuple[Tensor, Tensor, Tensor]:
         count = len(tokens)
+        if count > _KEPT:
+            return row_tensors(tokens, positions, places, torch.device("cpu"))
         if count not in self._made:
             whole = np.empty(6 * count, dtype=np.int64)
             flat = torch.from_numpy(whole)

@@ -46,13 +46,17 @@ class DrawKey(NamedTuple):
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
+GREEDY_BELOW = 1e-5
+"""Temperatures; vLLM draws the line there too."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """What a request asks of decoding. The output is a function of prompt, these, and the target: nothing
     else.
 
     max_new_tokens: cap on the output, end of sequence included.
-    temperature: 0 is greedy.
+    temperature: 0 is greedy, and so is what is so small that logits over it have no place in a float.
     top_p, top_k, min_p: filters of the tempered distribution; 1.0, 0 and 0.0 switch them off. Tokens that
         tie with the last one kept are kept.
     repetition_penalty: divides positive logits of the tokens in prompt and output, multiplies negative ones.
@@ -86,6 +90,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(0.0 <= self.temperature < math.inf, "temperature", self.temperature, "0 or more")
+        if self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.top_k < 1 << 31, "top_k", self.top_k, "from 0 to 2,147,483,647")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")

@@ -19,7 +19,8 @@ _RESIDUAL_NORMED, _FEEDBACK_NORMED = 1, 2  # `Head::Switch` in draft.h
 
 
 class CpuHead:
-    """Computes what the head's own modules do, from a packed copy of its weights.
+    """Computes what the head's own modules do, from a packed copy of its matrices and its own norms: the head
+    must not be changed.
 
     op: the head as ``torch.ops.eagle_cpu.draft`` takes it.
     """

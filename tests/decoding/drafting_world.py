@@ -65,6 +65,7 @@ class World:
     """Sequences that decode side by side, each of ``tokens`` tokens, one following the other in its slot.
 
     prompt: tokens that the drafter reads before its first tree of a sequence.
+    beside: sequences that never draft.
     mood: how much longer than ``costs`` all takes on the machine, by the time.
     """
 
@@ -75,6 +76,7 @@ class World:
     seed: int = 0
     calibration: Calibration | None = None
     prompt: int = 0
+    beside: int = 0
     mood: Callable[[float], float] = lambda seconds: 1.0
     seconds: float = 0.0
     put_out: int = 0
@@ -113,7 +115,7 @@ class World:
         left: dict[int, int],
         source: random.Random,
     ) -> list[int]:
-        plans = planner.plan(slots, [left[slot] - 1 for slot in slots])
+        plans = planner.plan(slots, [left[slot] - 1 for slot in slots], self.beside)
         growths = [TreeGrowth(plan, root=-1, confidence=self.calibration) for plan in plans]
         truth: list[dict[int, int | None]] = [{} for _ in slots]
 
@@ -148,7 +150,7 @@ class World:
         made = trees(growths)
         mood = self.mood(self.seconds)
         draft_s = mood * sum(self.costs.draft_s(rows) for rows in passes)
-        verify_s = mood * self.costs.verify_s(sum(len(tree.tokens) for tree in made))
+        verify_s = mood * self.costs.verify_s(sum(len(tree.tokens) for tree in made) + self.beside)
         accepted = []
         for b, tree in enumerate(made):
             output = self._output(truth[b], growths[b])
@@ -162,7 +164,7 @@ class World:
             if self.calibration is not None and b in drafting:
                 self.calibration.observe(growths[b].outcomes([*output, -2]))
             self.used.append(tree.drafted)
-        planner.observe(slots, made, accepted, draft_s, verify_s, passes)
+        planner.observe(slots, made, accepted, draft_s, verify_s, passes, self.beside)
         self.seconds += draft_s + verify_s
         return accepted
 

@@ -276,6 +276,9 @@ def test_a_cycle_as_one_op_drafts_and_learns_what_its_steps_do(
     source = random.Random(data.draw(st.integers(0, 1 << 30)))
     options = SWITCHES.get(kind, {})
     head = random_head(tiny_target, "eagle1" if kind == "eagle1" else "eagle3", **options)
+    odd = source.choice([None, None, float("nan"), float("inf"), 1e6])  # no candidate is made of NaN
+    if odd is not None:
+        head.lm_head.weight[source.randrange(200)] = odd  # type: ignore[union-attr]
     whole, stepwise = (EagleDrafter(head, slots=3) for _ in range(2))  # type: ignore[arg-type]
     if not whole.one_op:
         pytest.skip("the CPU ops are not loaded in this process")
@@ -311,6 +314,33 @@ def test_a_cycle_as_one_op_drafts_and_learns_what_its_steps_do(
             )
         ours, theirs = (d.calibrations.at(one.temperature).numbers for d in (whole, stepwise))
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_learned_is_of_the_last_tree_though_two_were_asked_for(tiny_target: Target) -> None:
+    """The second by steps, as nothing is left to run."""
+    found = []
+    for asked in (1, 2):
+        drafter = EagleDrafter(HEADS["eagle3"](tiny_target))  # type: ignore[arg-type]
+        text = Text.random(random.Random(3), tiny_target, "aux", 20)
+        drafter.start(0, text.ids[:1], SamplingParams())
+        extend(drafter, [0], [text], [8])
+        plans = [TreeConfig.parse("chain:depth=1").plan(1), PLAN]
+        for plan in plans[-asked:]:
+            drafter.propose([0], [plan])
+        extend(drafter, [0], [text], [3])
+        found.append(drafter.calibrations.at(0).numbers)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_static_trees_that_differ_are_each_grown_as_asked_for(tiny_target: Target) -> None:
+    drafter = EagleDrafter(HEADS["eagle3"](tiny_target), slots=2)  # type: ignore[arg-type]
+    texts = [Text.random(random.Random(i), tiny_target, "aux", 8) for i in range(2)]
+    for slot in range(2):
+        drafter.start(slot, texts[slot].ids[:1], SamplingParams())
+    extend(drafter, [0, 1], texts, [8, 8])
+    plans = [TreeConfig.parse(tree).plan(9) for tree in ("static:0,1,1.0", "static:0,0.0,0.0.0,0.0.0.1")]
+    shapes = [tree.parents for tree in drafter.propose([0, 1], plans)]
+    assert shapes == [(-1, 0, 0, 2), (-1, 0, 1, 2, 3)]
 
 
 def test_medusa_ranks_each_level_by_its_own_head(tiny_target: Target) -> None:

@@ -256,6 +256,82 @@ def test_nothing_is_drafted_where_not_even_a_sure_draft_would_pay() -> None:
     assert made.decisions.drafting == 0
 
 
+def test_drafting_goes_on_beside_a_sequence_that_never_drafts() -> None:
+    found = []
+    for planned in (planner("cpu"), FixedPlanner(TreeConfig.parse("none"))):
+        calibration = Calibration() if isinstance(planned, CostPlanner) else None
+        world = World(
+            lambda s: HEADS["good"], Costs(*MACHINES["cpu"]), tokens=2000, calibration=calibration, beside=1
+        )
+        found.append(world.run(planned, 1))
+    assert found[0] > 1.5 * found[1]
+
+
+def test_what_other_sequences_take_of_a_forward_is_priced() -> None:
+    """Beside many that never draft, a draft costs what it does in so large a batch."""
+    alone, crowded = planner("cpu"), planner("cpu")
+    prices = [made.plan([0], [9], beside)[0].prices for made, beside in ((alone, 0), (crowded, 15))]
+    assert prices[0] is not None
+    assert prices[1] is not None
+    assert prices[1].nodes[3] > 2 * prices[0].nodes[3]
+
+
+@pytest.mark.parametrize("factor", [1.5, 4.0, 6.0])
+def test_a_machine_that_becomes_slower_for_good_still_drafts(factor: float) -> None:
+    found = []
+    for planned in (planner("cpu"), FixedPlanner(TreeConfig.parse("none"))):
+        world = World(
+            lambda s: HEADS["good"],
+            Costs(*MACHINES["cpu"]),
+            batch=4,
+            tokens=6000,
+            calibration=Calibration() if isinstance(planned, CostPlanner) else None,
+            mood=lambda seconds: 1.0 if seconds < 8 else factor,
+        )
+        found.append(world.run(planned, 4))
+    assert found[0] > 1.2 * found[1]
+
+
+@pytest.mark.parametrize("tokens", [12, 16, 40])
+def test_drafting_is_tried_again_where_answers_are_short(tokens: int) -> None:
+    """Shorter than a wait, so that no sequence alone would ever come to the end of one."""
+    made, costs = planner("cpu"), Costs(*MACHINES["cpu"])
+    World(lambda s: HEADS["hopeless"], costs, tokens=tokens, calibration=Calibration()).run(made, 40)
+    before = made.decisions.drafting
+    made.start(0)
+    good = World(lambda s: HEADS["good"], costs, tokens=tokens, calibration=Calibration())
+    good.run(made, 500)
+    assert made.decisions.drafting - before > 1000
+
+
+@pytest.mark.parametrize("passes", [[1], [1, 1, 1], [4, 4, 4, 4]])
+def test_one_stutter_moves_no_cost_however_many_passes_it_had(passes: list[int]) -> None:
+    costs = Costs(CPU_VERIFY, CPU_DRAFT)
+    before = costs.draft_s(passes[0])
+    costs.observe(1, costs.verify_s(1), passes, 5.0)
+    for _ in range(8):
+        costs.observe(1, costs.verify_s(1), [32], costs.draft_s(32))
+    assert costs.draft_s(passes[0]) == pytest.approx(before, rel=0.02)
+
+
+def test_a_short_table_learns_how_many_rows_cost_from_what_comes() -> None:
+    """A target so slow that two sizes alone were measured, and neither took longer."""
+    found = []
+    slow = {rows: 40 * seconds for rows, seconds in CPU_VERIFY.items()}
+    for planned in (
+        CostPlanner(Costs({1: slow[1], 2: slow[1]}, CPU_DRAFT)),
+        FixedPlanner(TreeConfig.parse("none")),
+    ):
+        world = World(
+            lambda s: HEADS["bad"],
+            Costs(slow, CPU_DRAFT),
+            tokens=2000,
+            calibration=Calibration() if isinstance(planned, CostPlanner) else None,
+        )
+        found.append(world.run(planned, 1))
+    assert found[0] > 0.97 * found[1]
+
+
 def test_calibration_finds_what_stated_probabilities_are_worth() -> None:
     """Of a head that is too sure of itself, from the trees that were drafted with it."""
     calibration, head = Calibration(), HEADS["too sure of itself"]

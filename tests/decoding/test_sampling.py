@@ -82,6 +82,14 @@ def test_each_sequence_of_a_batch_is_filtered_by_its_own_parameters() -> None:
     assert int(together[1].isfinite().sum()) == 6
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-50, 1e-40, 1e-6])
+def test_a_temperature_next_to_none_is_none(temperature: float) -> None:
+    """In float32 it would be 0, or make logits infinite."""
+    params = SamplingParams(temperature=temperature, top_k=5)
+    assert params.temperature == params.draw_key.temperature == 0.0
+    assert not params.draw_key.filters
+
+
 def test_nothing_is_touched_where_nothing_is_asked() -> None:
     logits = random_logits(2, 3, 50).bfloat16()
     assert process_logits(logits, [SamplingParams(), SamplingParams(temperature=1.0)], [None, None]) is logits

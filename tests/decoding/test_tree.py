@@ -264,3 +264,13 @@ def test_a_sure_tree_goes_deep_and_an_unsure_one_stops_at_once() -> None:
     assert depths[0] == 8
     assert 0 < depths[1] < 8
     assert depths[2] == 0
+
+
+def test_a_drafter_that_knows_all_levels_at_once_pays_for_no_passes() -> None:
+    prices = Prices(tuple(0.02 * k for k in range(16)), tuple(0.7 * r for r in range(5)))
+    plan = TreePlan("cost", depth=5, width=1, nodes=15, prices=prices)
+    known, paying = TreeGrowth(plan, root=0), TreeGrowth(plan, root=0)
+    grow([known], lambda b, candidate: ([7], [math.log(0.8)]))
+    assert max(trees([known])[0].depths) == 5
+    paying.add_children(-1, [7], [math.log(0.8)])
+    assert frontiers([paying]) == [[]]

@@ -178,3 +178,13 @@ def test_what_a_killed_compilation_left_goes_and_one_under_way_stays(tmp_path: P
         for process in processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def test_no_rows_and_rows_of_another_width() -> None:
+    layer = PackedLinear(torch.nn.Linear(64, 1000))
+    assert layer(torch.empty(0, 64)).shape == (0, 1000)
+    assert layer.argmax(torch.empty(0, 64)) == layer.draw(torch.empty(0, 64), [], [], [], []) == []
+    for wrong in (torch.empty(2, 32), torch.empty(2, 66), torch.empty(2, 64, dtype=torch.bfloat16)):
+        for use in (layer, layer.argmax):
+            with pytest.raises(RuntimeError, match="do not fit weights"):
+                use(wrong)

@@ -155,7 +155,7 @@ def _parts(numbers: memoryview[float], count: int) -> list[memoryview[float]]:
 
 def _logit(probability: float) -> float:
     if not 1e-4 < probability < 1 - 1e-4:
-        return -9.21024 if probability < 0.5 else 9.21024
+        return 9.21024 if probability > 0.5 else -9.21024
     return math.log(probability / (1 - probability))
 
 

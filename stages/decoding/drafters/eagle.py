@@ -72,8 +72,11 @@ class EagleDrafter(GrowingDrafter):
 
     def _grow(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
         sequences = [self._sequences[slot] for slot in slots]
-        # The op knows no token masks, and begins with verified tokens.
+        # The op knows no token masks, and begins with verified tokens; one sequence that does not fit takes
+        # the others with it.
+        longest = max((plan.paths for plan in plans), key=len, default=())
         fits = all(s.waiting and s.params.token_mask is None for s in sequences)
+        fits = fits and all(plan.paths == longest[: len(plan.paths)] for plan in plans)
         if not (self.one_op and slots and fits):
             return super()._grow(slots, plans)
         assert self._cpu is not None
@@ -90,7 +93,7 @@ class EagleDrafter(GrowingDrafter):
         for row, (sequence, tree) in enumerate(zip(sequences, grown, strict=True)):
             sequence.length += len(sequence.waiting)
             sequence.waiting, sequence.states = [], []
-            sequence.state, sequence.grown = (roots, row), tree
+            sequence.state, sequence.growth, sequence.grown = (roots, row), None, tree
         return trees
 
     def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:

@@ -36,6 +36,9 @@ MOST_WAITING = 512
 _RULED_OUT = -1e4
 """In the place of a logit: next to no chance, and yet a number."""
 
+LEAST_SCORE = -1e3
+"""A log-probability from here on down is no candidate's; that of what is ruled out lies there. Nor is NaN."""
+
 
 @dataclass
 class Followed:
@@ -192,11 +195,13 @@ class GrowingDrafter(ABC):
             sequence = self._sequences[slot]
             confidence = self.calibrations.at(sequence.params.temperature) if plan.prices else None
             sequence.growth, sequence.nodes = TreeGrowth(plan, sequence.root, confidence), {}
+            sequence.grown = None
             drafts.append(_Drafting(slot, sequence, sequence.growth))
         passed = [torch.stack([_known(draft.sequence.state) for draft in drafts])]  # [rows, h] of each pass
         for row, draft in enumerate(drafts):
             draft.places[-1] = row
-        self._branch([(draft, -1) for draft in drafts], passed[0])
+        width = max(plan.width for plan in plans)
+        self._branch([(draft, -1) for draft in drafts], passed[0], width)
         while any(levels := frontiers([draft.growth for draft in drafts])):
             nodes = [(d, c) for d, level in zip(drafts, levels, strict=True) for c in level]
             runs: list[Run] = []
@@ -220,7 +225,7 @@ class GrowingDrafter(ABC):
             for row, (draft, candidate) in enumerate(nodes, start=sum(map(len, passed))):
                 draft.places[candidate] = row
             passed.append(fresh)
-            self._branch(nodes, fresh)
+            self._branch(nodes, fresh, width)
         return trees([draft.growth for draft in drafts])
 
     def _catch_up(self, slots: Sequence[int]) -> None:
@@ -243,8 +248,9 @@ class GrowingDrafter(ABC):
             sequence.length = run.size
             sequence.waiting, sequence.states = [], []
 
-    def _branch(self, nodes: Sequence[tuple[_Drafting, int]], states: Tensor) -> None:
-        """Add the most probable children of each node, from its state in states [R, h]."""
+    def _branch(self, nodes: Sequence[tuple[_Drafting, int]], states: Tensor, width: int) -> None:
+        """Add the most probable children of each node, from its state in states [R, h]; ``width``: of the
+        widest tree of the cycle."""
         ranked = []
         for draft, candidate in nodes:
             depth = draft.growth.depth(candidate) + 1 if candidate >= 0 else 1
@@ -252,13 +258,11 @@ class GrowingDrafter(ABC):
             node = Node(sequence.params, sequence.length + self.lag + depth - 1, depth)
             sequence.nodes[candidate] = node
             ranked.append(node)
-        width = max(draft.growth.plan.width for draft, _ in nodes)
         logits = self._logits(states)
         self._rule_out(nodes, logits)
         children = self.ranking.children(ranked, logits, width)
         for (draft, candidate), (tokens, scores) in zip(nodes, children, strict=True):
-            width = draft.growth.plan.width
-            best = [score for score in scores[:width] if score > _RULED_OUT / 10]
+            best = [score for score in scores[: draft.growth.plan.width] if score > LEAST_SCORE]
             draft.growth.add_children(candidate, tokens[: len(best)], best)
 
     def _rule_out(self, nodes: Sequence[tuple[_Drafting, int]], logits: Tensor) -> None:

@@ -1,7 +1,7 @@
 """A whole drafting cycle of an EAGLE head as one CPU op: what `growing` does pass by pass.
 
 Between the passes stands little work on many small things, which finds the caches emptied by the pass before.
-Done here, with a call for every step, it takes as long as the passes.
+In Python, with a call for every step, it takes as long as the passes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stages.decoding.tree import DraftTree, Path, Prices, TreePlan
 from stages.heads.cpu_head import CpuHead
 from stages.targets import SlotCache
 
-_KINDS = {"static": 0, "best": 2, "cost": 3}
-_DYNAMIC = 1
-"""Chains too; the numbers are those of `TreeKind` in growth.h."""
+_KINDS = {"static": 0, "best": 2}
+_DYNAMIC, _PRICED = 1, 3
+"""Dynamic are chains too; the numbers are those of `TreeKind` in growth.h."""
 
 _NO_PRICES = Prices((0.0,), (0.0,))
 _NONE = torch.empty(0, dtype=torch.float64)
@@ -108,14 +108,14 @@ def draft(
     hot = any(draft.params.temperature > 0 for draft in drafts)
     for one in drafts:
         params, plan = one.params, one.plan
-        kind = _KINDS["cost"] if plan.prices is not None else _KINDS.get(plan.kind, _DYNAMIC)
+        kind = _PRICED if plan.prices is not None else _KINDS.get(plan.kind, _DYNAMIC)
         numbers += (one.slot, one.length, len(one.waiting), signed(params.seed), params.sample)
         numbers += (kind, plan.depth, plan.width, plan.nodes)
         settings += (params.temperature, plan.min_prob, plan.expand_prob)
         if hot:
             strengths += ranking.strength.by_depth(params.temperature)
     prices = next((draft.plan.prices for draft in drafts if draft.plan.prices is not None), _NO_PRICES)
-    paths = max((draft.plan.paths for draft in drafts), key=len)
+    paths = max((draft.plan.paths for draft in drafts), key=len)  # the others' are beginnings of it
     found, candidates, chances, roots, *pools = torch.ops.eagle_cpu.draft(
         head.op,
         cache.where,
