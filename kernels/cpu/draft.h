@@ -125,6 +125,7 @@ struct PassRows {
 
 constexpr int64_t SEQUENCE = 9;   // slot, stable rows, waiting tokens, seed, sample; kind, depth, width, nodes of the plan
 constexpr int64_t SETTINGS = 3;   // temperature, min_prob, expand_prob
+constexpr int64_t CANDIDATE = 7;  // see `draft`
 constexpr float LEAST_SCORE = -1000.0f;  // a log-probability from here on down is no candidate's; nor is NaN
 
 // Drafts a tree for each of B sequences.
@@ -133,11 +134,12 @@ constexpr float LEAST_SCORE = -1000.0f;  // a log-probability from here on down 
 //   nodes, rows: the prices. paths: a static tree's nodes, parents and ranks. lag: a child stands so much further behind its
 //   row. pool: tokens that are given noise.
 // Returns
-//   found: int64 [passes, rows of each; then of each sequence: candidates, nodes of its tree and their tokens, parents (among
-//          the nodes, 0 the root), depths].
-//   candidates int64 [C, 5]: token, parent, depth, rank, row; chances float64 [C, 2]: as stated, and the node's own.
-//   states [B, h] behind the last stable row; pools of ids, log-probabilities and noise [rows, P]: row b is the b-th root's.
-inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
+//   the number of passes and the rows of each; then of each sequence: candidates, nodes of its tree, and their tokens, parents
+//       (among the nodes, 0 the root) and depths.
+//   float64 [C, 7], the candidates: token, parent, depth, rank, row, chance as stated, and the node's own.
+//   states [B, h] behind the last stable row.
+//   pools: ids, log-probabilities and noise [rows, P], row b the b-th root's; none where nothing is drawn.
+inline std::tuple<std::vector<int64_t>, Tensor, Tensor, std::vector<Tensor>> draft(
     const c10::intrusive_ptr<Head>& head, const Tensor& cache, const Tensor& cos, const Tensor& sin, const Tensor& states,
     at::IntArrayRef waiting, at::TensorList calibrations, at::IntArrayRef sequences, at::ArrayRef<double> settings,
     at::ArrayRef<double> strengths, at::ArrayRef<double> nodes, at::ArrayRef<double> rows, at::IntArrayRef paths, int64_t lag,
@@ -246,16 +248,15 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
   told.insert(told.end(), passes.begin(), passes.end());
   int64_t count = 0;
   for (const Growth& growth : growths) count += growth.all.size();
-  Tensor candidates = at::empty({count, 5}, at::kLong), chances = at::empty({count, 2}, at::kDouble);
-  int64_t* c = candidates.mutable_data_ptr<int64_t>();
-  double* p = chances.mutable_data_ptr<double>();
+  Tensor candidates = at::empty({count, CANDIDATE}, at::kDouble);
+  double* c = candidates.mutable_data_ptr<double>();
   for (int64_t b = 0; b < batch; ++b) {
     const auto& of = growths[b].all;
     const auto& tree = trees[b];
     for (const Candidate& one : of) {
       c[0] = one.token, c[1] = one.parent, c[2] = one.depth, c[3] = one.rank, c[4] = one.row;
-      p[0] = one.stated, p[1] = one.chance;
-      c += 5, p += 2;
+      c[5] = one.stated, c[6] = one.chance;
+      c += CANDIDATE;
     }
     told.push_back(of.size());
     told.push_back(tree.size());
@@ -263,10 +264,10 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft(
     for (int64_t i : tree) told.push_back(std::lower_bound(tree.begin(), tree.end(), of[i].parent) - tree.begin() + (of[i].parent >= 0));
     for (int64_t i : tree) told.push_back(of[i].depth);
   }
-  Tensor found = at::empty({int64_t(told.size())}, at::kLong);
-  std::copy(told.begin(), told.end(), found.mutable_data_ptr<int64_t>());
-  auto joined = [](const std::vector<Tensor>& parts) { return parts.empty() ? at::empty({0, 0}) : at::cat(parts, 0); };
-  return {found, candidates, chances, roots, joined(pools[0]), joined(pools[1]), joined(pools[2])};
+  std::vector<Tensor> joined;
+  if (hot)
+    for (const auto& parts : pools) joined.push_back(parts.size() == 1 ? parts[0] : at::cat(parts, 0));
+  return {told, candidates, roots, joined};
 }
 
 // Of one level: the strength of the noise in use, then the log-likelihoods of past draws, by strength and factor; see strength.py.
@@ -287,34 +288,35 @@ inline void learn_strength(double* level, const Tensor& log_probs, const Tensor&
 
 // Learns of a tree's candidates, rows `begin` to `end` of what `draft` returned, the output having gone on with `truth`: of all
 // below a node that it passed how far they could be believed, and at a temperature, from the pools, how far the noise counted.
-//   strengths: float64 [levels, 1 + S * A], empty where nothing is drawn. grid, factors, prior, fading: see strength.py.
-inline void learn(const Tensor& calibration, const Tensor& strengths, const Tensor& candidates, const Tensor& chances,
-                  const Tensor& ids, const Tensor& log_probs, const Tensor& noise, int64_t begin, int64_t end, int64_t root_row,
-                  at::IntArrayRef truth, at::ArrayRef<double> grid, at::ArrayRef<double> factors, at::ArrayRef<double> prior,
+//   strengths: float64 [levels, 1 + S * A], where something is drawn. grid, factors, prior, fading: see strength.py.
+inline void learn(const Tensor& calibration, const std::optional<Tensor>& strengths, const Tensor& candidates,
+                  at::TensorList pools, int64_t begin, int64_t end, int64_t root_row, at::IntArrayRef truth, at::ArrayRef<double> grid, at::ArrayRef<double> factors, at::ArrayRef<double> prior,
                   double fading) {
-  TORCH_CHECK(calibration.numel() == Calibration::SIZE && 0 <= begin && begin <= end && end <= candidates.size(0) &&
-                  end <= chances.size(0), "no such calibration or candidates");
-  TORCH_CHECK(!strengths.numel() || strengths.size(1) == int64_t(1 + grid.size() * factors.size()), "no such strengths");
+  TORCH_CHECK(calibration.numel() == Calibration::SIZE && 0 <= begin && begin <= end && end <= candidates.size(0),
+              "no such calibration or candidates");
+  TORCH_CHECK(!strengths || (strengths->size(1) == int64_t(1 + grid.size() * factors.size()) && pools.size() == 3),
+              "no such strengths, or no pools");
   Calibration learned{calibration.mutable_data_ptr<double>()};
-  const int64_t* c = candidates.const_data_ptr<int64_t>() + begin * 5;
-  const double* p = chances.const_data_ptr<double>() + begin * 2;
-  int64_t node = -1, depth = 0, levels = strengths.numel() ? strengths.size(0) : 0;
+  const double* c = candidates.const_data_ptr<double>() + begin * CANDIDATE;
+  int64_t node = -1, depth = 0, levels = strengths ? strengths->size(0) : 0;
   for (int64_t token : truth) {
-    int64_t row = node < 0 ? root_row : c[node * 5 + 4], level = std::min(depth, levels - 1);
+    int64_t row = node < 0 ? root_row : int64_t(c[node * CANDIDATE + 4]), level = std::min(depth, levels - 1);
     if (levels && row >= 0) {
+      const Tensor& ids = pools[0];
       TORCH_CHECK(row < ids.size(0), "no pool ", row, " of ", ids.size(0));
       const int64_t *pool = ids.const_data_ptr<int64_t>() + row * ids.size(1), *last = pool + ids.size(1);
       const int64_t* at = std::find(pool, last, token);
       if (at != last)
-        learn_strength(strengths.mutable_data_ptr<double>() + level * strengths.size(1), log_probs.select(0, row),
-                       noise.select(0, row), at - pool, grid, factors, prior, fading);
+        learn_strength(strengths->mutable_data_ptr<double>() + level * strengths->size(1), pools[1].select(0, row),
+                       pools[2].select(0, row), at - pool, grid, factors, prior, fading);
     }
     int64_t next = -1;
     for (int64_t i = 0; i < end - begin; ++i) {
-      if (c[i * 5 + 1] != node) continue;
-      bool hit = c[i * 5] == token;
+      const double* one = c + i * CANDIDATE;
+      if (one[1] != node) continue;
+      bool hit = one[0] == token;
       if (hit && next < 0) next = i;
-      learned.learn(c[i * 5 + 2], p[i * 2], node < 0 ? 1.0 : p[node * 2 + 1], c[i * 5 + 3], hit);
+      learned.learn(int64_t(one[2]), one[5], node < 0 ? 1.0 : c[node * CANDIDATE + 6], int64_t(one[3]), hit);
     }
     if (next < 0) break;
     node = next;

@@ -17,8 +17,9 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = nn.Buffer(torch.ops.eagle_cpu.pack(linear.weight.detach()), persistent=False)
-        self.bias = None if linear.bias is None else nn.Buffer(linear.bias.detach(), persistent=False)
+        # No buffers: a module looks those up in Python, and decoding asks for these in every cycle.
+        self.packed: Tensor = torch.ops.eagle_cpu.pack(linear.weight.detach())
+        self.bias: Tensor | None = None if linear.bias is None else linear.bias.detach()
 
     @staticmethod
     def fits(module: nn.Module) -> bool:

@@ -56,11 +56,10 @@ TORCH_LIBRARY(eagle_cpu, library) {
   library.def(
       "draft(__torch__.torch.classes.eagle_cpu.Head head, Tensor cache, Tensor cos, Tensor sin, Tensor states, int[] waiting, "
       "Tensor[] calibrations, int[] sequences, float[] settings, float[] strengths, float[] nodes, float[] rows, int[] paths, "
-      "int lag, int pool) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "int lag, int pool) -> (int[], Tensor, Tensor, Tensor[])");
   library.def(
-      "learn(Tensor(a!) calibration, Tensor(b!) strengths, Tensor candidates, Tensor chances, Tensor ids, Tensor log_probs, "
-      "Tensor noise, int begin, int end, int root_row, int[] truth, float[] grid, float[] factors, float[] prior, "
-      "float fading) -> ()");
+      "learn(Tensor(a!) calibration, Tensor(b!)? strengths, Tensor candidates, Tensor[] pools, int begin, int end, "
+      "int root_row, int[] truth, float[] grid, float[] factors, float[] prior, float fading) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {

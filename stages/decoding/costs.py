@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stages.errors import EagleError
@@ -68,7 +67,9 @@ class _Shift:
 
     def take(self, off: float) -> float:
         last, self._last = self._last, off
-        return min(last, off, key=abs) if last * off > 0 else 0.0
+        if last * off <= 0:
+            return 0.0
+        return last if abs(last) < abs(off) else off
 
 
 class _Entry:
@@ -91,24 +92,31 @@ class _Table:
         self._all = 1.0  # of the machine as it is now, over what was measured
         self._each = [_Entry(seconds[size]) for size in self._sizes]
         self._last = _Shift()
-        self._values = _rising([entry.seconds for entry in self._each])
-        self._stale = 0  # corrections since
+        self._known: dict[int, float] = {}  # of what was asked for
+        self._take_in()
 
     def at(self, rows: int) -> float:
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = self._measured(rows)
+        return self._all * known
+
+    def _measured(self, rows: int) -> float:
+        """Seconds on the machine as it was when it was measured."""
         sizes, i = self._sizes, bisect_left(self._sizes, rows)
         if i == len(sizes):  # beyond the last: on the line through the last two
             here = self._values[i - 1]
             if i == 1:
-                return self._all * here * rows / sizes[0]
+                return here * rows / sizes[0]
             slope = (here - self._values[i - 2]) / (sizes[i - 1] - sizes[i - 2])
-            return self._all * (here + slope * (rows - sizes[i - 1]))
+            return here + slope * (rows - sizes[i - 1])
         if i == 0 or self._padded or sizes[i] == rows:
-            return self._all * self._values[i]
+            return self._values[i]
         low, high = self._values[i - 1], self._values[i]
-        return self._all * (low + (high - low) * (rows - sizes[i - 1]) / (sizes[i] - sizes[i - 1]))
+        return low + (high - low) * (rows - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
 
     def correct(self, rows: Sequence[int], seconds: float) -> None:
-        expected = sum(self.at(r) for r in rows)
+        expected = sum(map(self.at, rows))
         if expected <= 0 or seconds <= 0:
             return
         if max(rows) > _BEYOND * self._sizes[-1] and len(self._sizes) < _FEW and len(rows) == 1:
@@ -120,18 +128,26 @@ class _Table:
         # What shifts from one second to the next is mostly the machine, and so all rows alike.
         self._all *= math.exp(0.3 * self._last.take(off))
         # Once each: passes of one cycle do not confirm each other.
-        hits = Counter(min(bisect_left(self._sizes, r), len(self._sizes) - 1) for r in rows)
+        hits: dict[int, int] = {}
+        for r in rows:
+            i = min(bisect_left(self._sizes, r), len(self._sizes) - 1)
+            hits[i] = hits.get(i, 0) + 1
         for i, count in hits.items():
             self._each[i].correct(off * count / len(rows))
         self._stale += 1
         if self._stale == _HOLD:
-            self._values, self._stale = _rising([entry.seconds for entry in self._each]), 0
+            self._take_in()
 
     def _add(self, size: int, seconds: float) -> None:
         """A table that is short, as of a slow machine, learns its further entries from what comes."""
         self._sizes.append(size)
         self._each.append(_Entry(seconds))
-        self._values, self._stale = _rising([entry.seconds for entry in self._each]), 0
+        self._take_in()
+
+    def _take_in(self) -> None:
+        self._values = _rising([entry.seconds for entry in self._each])
+        self._known.clear()
+        self._stale = 0  # corrections since
 
 
 def _rising(values: Sequence[float]) -> list[float]:

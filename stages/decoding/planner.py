@@ -166,6 +166,7 @@ class CostPlanner:
         self._drafted: set[int] = set()
         self._probing = False
         self._made: dict[tuple[int, int], tuple[int, Prices]] = {}  # when, by batch and how many draft
+        self._plans: tuple[Prices, dict[int, TreePlan]] = (_PROBE, {})  # by depth, of the last prices
 
     def start(self, slot: int) -> None:
         self._alone.pop(slot, None)
@@ -182,7 +183,7 @@ class CostPlanner:
         }
         self.decisions.cycles += len(slots)
         if not self._drafted:
-            return [TreePlan.none()] * len(slots)
+            return [_NONE] * len(slots)
         prices = self._prices(batch, len(self._drafted))
         self._probing = all(price >= 0.999 * k for k, price in enumerate(prices.nodes))
         if self._probing:  # not even a sure draft would pay, if that is what it costs
@@ -191,17 +192,23 @@ class CostPlanner:
                 kind.probe.begin(self._clock)
             if not kind.probe.over(self._clock):
                 self._drafted = set()
-                return [TreePlan.none()] * len(slots)
+                return [_NONE] * len(slots)
             kind.probe.begin(self._clock, batch)
             prices = _PROBE
         self.decisions.drafting += len(self._drafted)
-        limits = self.tree
         return [
-            TreePlan("cost", min(limits.depth, room), limits.width, limits.nodes, prices=prices)
-            if slot in self._drafted
-            else TreePlan.none()
+            self._plan(min(self.tree.depth, room), prices) if slot in self._drafted else _NONE
             for slot, room in zip(slots, left, strict=True)
         ]
+
+    def _plan(self, depth: int, prices: Prices) -> TreePlan:
+        """Kept, as most cycles have the same."""
+        if self._plans[0] is not prices:
+            self._plans = prices, {}
+        known = self._plans[1]
+        if depth not in known:
+            known[depth] = TreePlan("cost", depth, self.tree.width, self.tree.nodes, prices=prices)
+        return known[depth]
 
     def observe(
         self,
@@ -333,6 +340,8 @@ class _Kind:
 
 _PROBE = Prices((0.0, 0.0), (0.0,))
 """A single node, to see what it costs."""
+
+_NONE = TreePlan.none()
 
 
 def _caution(batch: int) -> float:

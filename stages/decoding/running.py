@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.prefix import Held
@@ -22,8 +22,7 @@ class GenerationRequest:
     params: SamplingParams
 
 
-@dataclass(frozen=True)
-class Emission:
+class Emission(NamedTuple):
     """Tokens that a step has added to one sequence's output; ``finish_reason`` is set with the last ones.
 
     accepted: so many of the tokens, the first ones, were drafted.

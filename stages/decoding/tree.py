@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from stages.errors import EagleError
 
@@ -209,8 +209,7 @@ class TreePlan:
         return self if self.depth <= depth else replace(self, depth=depth)
 
 
-@dataclass(frozen=True)
-class DraftTree:
+class DraftTree(NamedTuple):
     """A tree to verify: node 0 is the root (the last token the target chose), parents precede children.
 
     tokens, parents, depths: one entry a node; the root's parent is -1 and its depth 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from stages.targets.taps import FeatureTaps
 from stages.targets.target import Target
 
 
-@dataclass(frozen=True)
-class TargetStates:
+class TargetStates(NamedTuple):
     """last: [B, N, h] after the final norm; features: [B, N, 3h] at the tap layers, None without taps."""
 
     last: Tensor
@@ -37,6 +36,9 @@ class SlotForward:
         self._decoder = target.decoder
         self._layers = layers
         self._cpu = target.cpu
+        self.output: PackedLinear | None = None
+        if self._cpu is not None and not target.changes_logits:
+            self.output = self._cpu.output
         fused = self._cpu is not None and self._cpu.decoder is not None
         self._taps = FeatureTaps(target.decoder, layers) if layers and not fused else None
 
@@ -89,12 +91,6 @@ class SlotForward:
         """Logits [..., V] of states [..., h] after the final norm."""
         output = self._cpu.output if self._cpu is not None else None
         return self._target.logits(last, output)
-
-    @property
-    def output(self) -> PackedLinear | None:
-        """Where tokens can be had of states [M, h] without making their logits: what does so."""
-        output = self._cpu.output if self._cpu is not None else None
-        return None if self._target.changes_logits else output
 
     def _take(self, tap: bool) -> Tensor | None:
         return self._taps.take() if tap and self._taps is not None else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import StateKind
 from stages.decoding.drafters.growing import GrowingDrafter
-from stages.decoding.drafters.one_op import Draft, draft
+from stages.decoding.drafters.one_op import draft
 from stages.decoding.drafters.rows import DraftRows
 from stages.decoding.tree import MAX_EXPANDED, DraftTree, TreePlan
 from stages.heads import Eagle1Head, Eagle3Head
@@ -81,14 +81,18 @@ class EagleDrafter(GrowingDrafter):
             return super()._grow(slots, plans)
         assert self._cpu is not None
         self.cache.reserve(max(s.length + len(s.waiting) for s in sequences) + MAX_EXPANDED)
-        drafts = [
-            Draft(slot, s.params, s.root, s.length, s.waiting, plan)
-            for slot, s, plan in zip(slots, sequences, plans, strict=True)
-        ]
         given = [states for s in sequences for states in s.states]
         states = given[0] if len(given) == 1 else torch.cat(given)
         trees, grown, self.passes, roots = draft(
-            self._cpu, self.cache, drafts, states, self.ranking, self.calibrations, self.lag
+            self._cpu,
+            self.cache,
+            slots,
+            sequences,
+            plans,
+            states,
+            self.ranking,
+            self.calibrations,
+            self.lag,
         )
         for row, (sequence, tree) in enumerate(zip(sequences, grown, strict=True)):
             sequence.length += len(sequence.waiting)

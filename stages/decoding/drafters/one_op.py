@@ -7,8 +7,8 @@ In Python, with a call for every step, it takes as long as the passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,39 +26,20 @@ _DYNAMIC, _PRICED = 1, 3
 """Dynamic are chains too; the numbers are those of `TreeKind` in growth.h."""
 
 _NO_PRICES = Prices((0.0,), (0.0,))
-_NONE = torch.empty(0, dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class Draft:
-    """What was asked for one sequence.
-
-    length: stable rows; waiting: verified tokens to be run.
-    """
-
-    slot: int
-    params: SamplingParams
-    root: int
-    length: int
-    waiting: Sequence[int]
-    plan: TreePlan
-
-
-@dataclass(frozen=True)
-class Grown:
+class Grown(NamedTuple):
     """The candidates of one tree, to learn from; see `draft` in draft.h.
 
-    candidates int64 [C, 5], chances float64 [C, 2]: of all trees of the cycle, this one's from ``begin`` to
-        ``end``.
-    pools: ids, log-probabilities and noise [R, P] of all nodes whose children were ranked.
-    row: the root's among those.
+    candidates: float64 [C, 7], of all trees of the cycle, this one's from ``begin`` to ``end``.
+    pools: ids, log-probabilities and noise [R, P] of all nodes whose children were ranked, where something
+        was drawn; row: the root's.
     """
 
     candidates: Tensor
-    chances: Tensor
+    pools: list[Tensor]
     begin: int
     end: int
-    pools: tuple[Tensor, Tensor, Tensor]
     row: int
 
     def learn(
@@ -67,10 +48,9 @@ class Grown:
         """Compare the tree with what the target has drawn; see `Ranking.learn`."""
         torch.ops.eagle_cpu.learn(
             calibrations.at(temperature).numbers,
-            ranking.strength.numbers(temperature) if temperature > 0 else _NONE,
+            ranking.strength.numbers(temperature) if temperature > 0 else None,
             self.candidates,
-            self.chances,
-            *self.pools,
+            self.pools,
             self.begin,
             self.end,
             self.row,
@@ -82,10 +62,21 @@ class Grown:
         )
 
 
+class Waiting(Protocol):
+    """What a drafter knows of a sequence; see `growing.Followed`."""
+
+    params: SamplingParams
+    root: int
+    length: int
+    waiting: list[int]
+
+
 def draft(
     head: CpuHead,
     cache: SlotCache,
-    drafts: Sequence[Draft],
+    slots: Sequence[int],
+    sequences: Sequence[Waiting],
+    plans: Sequence[TreePlan],
     states: Tensor,
     ranking: Ranking,
     calibrations: Calibrations,
@@ -105,24 +96,33 @@ def draft(
     numbers: list[int] = []
     settings: list[float] = []
     strengths: list[float] = []
-    hot = any(draft.params.temperature > 0 for draft in drafts)
-    for one in drafts:
-        params, plan = one.params, one.plan
-        kind = _PRICED if plan.prices is not None else _KINDS.get(plan.kind, _DYNAMIC)
-        numbers += (one.slot, one.length, len(one.waiting), signed(params.seed), params.sample)
+    tokens: list[int] = []
+    learned: list[Tensor] = []
+    prices = _NO_PRICES
+    paths: tuple[Path, ...] = ()
+    hot = any(sequence.params.temperature > 0 for sequence in sequences)
+    for slot, sequence, plan in zip(slots, sequences, plans, strict=True):
+        params, waiting = sequence.params, sequence.waiting
+        if plan.prices is not None:
+            kind, prices = _PRICED, plan.prices
+        else:
+            kind = _KINDS.get(plan.kind, _DYNAMIC)
+        numbers += (slot, sequence.length, len(waiting), signed(params.seed), params.sample)
         numbers += (kind, plan.depth, plan.width, plan.nodes)
         settings += (params.temperature, plan.min_prob, plan.expand_prob)
+        tokens += waiting
+        learned.append(calibrations.at(params.temperature).numbers)
         if hot:
             strengths += ranking.strength.by_depth(params.temperature)
-    prices = next((draft.plan.prices for draft in drafts if draft.plan.prices is not None), _NO_PRICES)
-    paths = max((draft.plan.paths for draft in drafts), key=len)  # the others' are beginnings of it
-    found, candidates, chances, roots, *pools = torch.ops.eagle_cpu.draft(
+        if len(plan.paths) > len(paths):
+            paths = plan.paths  # the others' are beginnings of the longest
+    told, candidates, roots, pools = torch.ops.eagle_cpu.draft(
         head.op,
         cache.where,
         *head.turns(cache.rows),
         states,
-        [token for draft in drafts for token in draft.waiting],
-        [calibrations.at(draft.params.temperature).numbers for draft in drafts],
+        tokens,
+        learned,
         numbers,
         settings,
         strengths,
@@ -132,18 +132,20 @@ def draft(
         lag,
         POOL,
     )
-    told = found.tolist()
     at = told[0] + 1
     passes, begin = told[1:at], 0
     trees: list[DraftTree] = []
     grown: list[Grown] = []
-    for row, one in enumerate(drafts):
-        count, nodes = told[at : at + 2]
-        tokens, parents, depths = (told[at + 2 + i * nodes : at + 2 + (i + 1) * nodes] for i in range(3))
-        at += 2 + 3 * nodes
-        trees.append(DraftTree((one.root, *tokens), (-1, *parents), (0, *depths)))
-        grown.append(Grown(candidates, chances, begin, begin + count, tuple(pools), row))
-        begin += count
+    for row, sequence in enumerate(sequences):
+        end, nodes = begin + told[at], told[at + 1]
+        first, second, third = at + 2 + nodes, at + 2 + 2 * nodes, at + 2 + 3 * nodes
+        trees.append(
+            DraftTree(
+                (sequence.root, *told[at + 2 : first]), (-1, *told[first:second]), (0, *told[second:third])
+            )
+        )
+        grown.append(Grown(candidates, pools, begin, end, row))
+        begin, at = end, third
     return trees, grown, passes, roots
 
 
