@@ -17,6 +17,7 @@ from stages.decoding import (
     SamplingParams,
     TreeConfig,
 )
+from stages.decoding.drafters import EagleDrafter
 from stages.errors import EagleError
 from stages.heads import Eagle3Config, Eagle3Head
 from stages.targets import FeatureTaps, Target, load_target
@@ -74,6 +75,37 @@ def _cut(stats: DecodeStats) -> int:
     """Steps that ended without a token of the target's own behind the accepted ones (an end inside a
     block)."""
     return stats.accepted + stats.steps - stats.tokens
+
+
+class _Told(FixedPlanner):
+    """Notes how many sequences it is told about, and how many run beside them."""
+
+    def __init__(self) -> None:
+        super().__init__(TreeConfig.parse("chain:depth=2"))
+        self.planned: list[tuple[int, int]] = []
+        self.observed: list[tuple[int, int]] = []
+
+    def plan(self, slots, left, beside=0):
+        self.planned.append((len(slots), beside))
+        return super().plan(slots, left, beside)
+
+    def observe(self, slots, trees, accepted, draft_s, verify_s, passes=(), beside=0):
+        self.observed.append((len(slots), beside))
+        assert len(trees) == len(accepted) == len(slots)
+        super().observe(slots, trees, accepted, draft_s, verify_s, passes, beside)
+
+
+def test_the_planner_is_told_of_sequences_that_run_beside_those_that_draft(tiny_target: Target) -> None:
+    told = _Told()
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    drafter = EagleDrafter(random_head(tiny_target), slots=3)
+    engine = Engine(tiny_target, slots=3, layers=tiny_target.feature_layers, drafter=drafter, planner=told)
+    for name in range(3):
+        engine.submit(GenerationRequest(str(name), [5, 6, 7 + name], params), drafts=name == 1)
+    while engine.busy:
+        engine.step()
+    assert told.planned == told.observed
+    assert told.planned[0] == (1, 2)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
