@@ -125,16 +125,26 @@ def test_sigterm_waits_as_long_as_it_is_told_and_says_so_and_a_second_signal_doe
         assert "Traceback" not in "\n".join(serving.log)
 
 
-def test_a_terminal_that_is_closed_ends_it_as_sigterm_does_unless_that_is_ignored(tiny_folder: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+@contextmanager
+def hangups(action: signal.Handlers) -> Iterator[None]:
+    """What a process that is begun meanwhile does at a SIGHUP, if it does not say so itself."""
+    before = signal.signal(signal.SIGHUP, action)
     try:
-        with serve_process(tiny_folder) as serving:
-            serving.process.send_signal(signal.SIGHUP)
-            assert '"finish_reason":"length"' in ask(serving.url, 20).text
-            assert serving.stop(signal.SIGINT) == 0
+        yield
     finally:
         signal.signal(signal.SIGHUP, before)
-    with ThreadPoolExecutor(1) as clients, serve_process(tiny_folder, *PATIENT) as serving:
+
+
+def test_a_terminal_that_is_closed_ends_it_as_sigterm_does_unless_that_is_ignored(tiny_folder: Path) -> None:
+    with hangups(signal.SIG_IGN), serve_process(tiny_folder) as serving:  # as nohup does
+        serving.process.send_signal(signal.SIGHUP)
+        assert '"finish_reason":"length"' in ask(serving.url, 20).text
+        assert serving.stop(signal.SIGINT) == 0
+    with (
+        hangups(signal.SIG_DFL),
+        ThreadPoolExecutor(1) as clients,
+        serve_process(tiny_folder, *PATIENT) as serving,
+    ):
         answer = clients.submit(ask, serving.url, 150)
         assert soon(lambda: health(serving.url).json()["running"] == 1)
         assert serving.stop(signal.SIGHUP) == 0
