@@ -81,7 +81,8 @@ class _Entry:
         self._shift = _Shift()
 
     def correct(self, off: float) -> None:
-        self.seconds *= math.exp(self._shift.take(off) * max(0.02, 1 / self._seen))
+        if shift := self._shift.take(off):
+            self.seconds *= math.exp(shift * max(0.02, 1 / self._seen))
         self._seen += 1
 
 
@@ -126,7 +127,8 @@ class _Table:
             return  # far beyond the table the line says little, and would bend its end
         off = math.log(max(0.5, min(2.0, seconds / expected)))
         # What shifts from one second to the next is mostly the machine, and so all rows alike.
-        self._all *= math.exp(0.3 * self._last.take(off))
+        if shift := self._last.take(off):
+            self._all *= math.exp(0.3 * shift)
         # Once each: passes of one cycle do not confirm each other.
         hits: dict[int, int] = {}
         for r in rows:

@@ -314,13 +314,16 @@ class Engine:
         emissions, kept = [], []
         for sequence, (begin, path, tokens), logprobs in zip(running, walks, told, strict=True):
             stored = sequence.stored
-            emissions.append(self._emit(sequence, tokens, logprobs, min(len(path) - 1, len(tokens))))
-            if sequence.finish_reason is None or self._warm is not None:
+            emission = self._emit(sequence, tokens, logprobs, min(len(path) - 1, len(tokens)))
+            emissions.append(emission)
+            if emission.finish_reason is None or self._warm is not None:
                 kept.append((sequence, stored, begin, path[: len(tokens)], tokens))
         emitted = time.perf_counter()
         self._pass.keep([(s.slot, stored, path) for s, stored, _, path, _ in kept])
         self._extend([(s, begin, path, tokens) for s, _, begin, path, tokens in kept if s.drafts], states)
-        self._release_finished(running)
+        for sequence, emission in zip(running, emissions, strict=True):
+            if emission.finish_reason is not None:
+                self._release(sequence)
         now = time.perf_counter()
         self._extended_s = now - emitted
         for sequence in running:

@@ -53,18 +53,21 @@ class TargetPass:
 
     def verify(self, running: Sequence[Running], trees: Sequence[DraftTree], *, tap: bool) -> TargetStates:
         """States of all nodes, tree after tree."""
-        sizes = [len(tree.tokens) for tree in trees]
-        self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
         if self._forward.takes_rows:
             tokens: list[int] = []
             positions: list[int] = []
             places: list[Place] = []
+            longest = 0
             for sequence, tree in zip(running, trees, strict=True):
                 stored, slot = sequence.stored, sequence.slot
+                longest = max(longest, stored + len(tree.tokens))
                 tokens += tree.tokens
                 positions += [stored + depth for depth in tree.depths]
                 places += [(slot, stored + i, stored, word) for i, word in enumerate(tree.ancestors())]
+            self.cache.reserve(longest)
             return self._forward.rows(*self._rows.fill(tokens, positions, places), tap=tap)
+        sizes = [len(tree.tokens) for tree in trees]
+        self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
         most = max(sizes)
         padded = [padded_tree(tree, most) for tree in trees]
         ids = self._tensor([tree.tokens for tree in padded])

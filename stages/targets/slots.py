@@ -20,8 +20,9 @@ ROWS = 128
 class SlotCache:
     """Keys and values of ``slots`` sequences: ``data`` [2, layers, slots, Hkv, rows, D].
 
-    Row r of a slot holds position r of its sequence; a tree's nodes lie behind the stable prefix until the
-    accepted ones are moved up by ``keep``. Lengths belong to the caller: the cache only stores.
+    Row r of a slot, of ``rows``, holds position r of its sequence; a tree's nodes lie behind the stable
+    prefix until the accepted ones are moved up by ``keep``. Lengths belong to the caller: the cache only
+    stores.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class SlotCache:
         spare: int = 0,
     ) -> None:
         """``spare``: slots behind the others, not counted among them, for what nobody reads."""
-        self.slots = slots
+        self.slots, self.rows = slots, rows
         self.data = torch.zeros(
             2, layers, slots + spare, kv_heads, rows, head_dim, dtype=dtype, device=device
         )
@@ -69,23 +70,21 @@ class SlotCache:
         )
 
     @property
-    def rows(self) -> int:
-        return self.data.shape[4]
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of one more row in every slot."""
         return self.data[:, :, :, :, 0].numel() * self.data.element_size()
 
-    @inference
     def reserve(self, rows: int) -> None:
         """Make every slot at least ``rows`` long and keep what is stored; grows by half at least."""
         if rows > self.rows:
-            longer = -(-max(rows, self.rows * 3 // 2) // ROWS) * ROWS
-            data = self.data.new_zeros(*self.data.shape[:4], longer, self.data.shape[5])
-            data[:, :, :, :, : self.rows] = self.data
-            self.data = data
-            self.where.copy_(_where(data))  # in place: a compiled forward may hold it
+            self._lengthen(-(-max(rows, self.rows * 3 // 2) // ROWS) * ROWS)
+
+    @inference
+    def _lengthen(self, rows: int) -> None:
+        data = self.data.new_zeros(*self.data.shape[:4], rows, self.data.shape[5])
+        data[:, :, :, :, : self.rows] = self.data
+        self.data, self.rows = data, rows
+        self.where.copy_(_where(data))  # in place: a compiled forward may hold it
 
     @inference
     def keep(self, slots: Tensor, lengths: Tensor, path: Tensor, count: Tensor) -> None:
