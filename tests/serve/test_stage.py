@@ -27,6 +27,9 @@ from tests.serve.running_server import soon
 from tests.tiny import make_tiny_target
 
 KEY = "sk-of-the-environment"
+LONG = 480
+"""Tokens that the tiny target has room for; on a busy machine the answer may still end before it is seen."""
+
 PATIENT = ("--shutdown-timeout", "600")  # the machine may be busy, or stand still for a while
 
 
@@ -92,8 +95,8 @@ def ask(base_url: str, max_tokens: int) -> httpx.Response:
 def test_sigint_lets_the_running_answer_finish_and_exits_with_0(tiny_folder: Path, head_folder: str) -> None:
     flags = ["--served-model-name", "mine", "--head", head_folder, "--tree", "chain:depth=2", *PATIENT]
     with ThreadPoolExecutor(1) as clients, serve_process(tiny_folder, "--json", *flags) as serving:
-        answer = clients.submit(ask, serving.url, 150)
-        assert soon(lambda: health(serving.url).json()["running"] == 1)
+        answer = clients.submit(ask, serving.url, LONG)
+        assert soon(lambda: answer.done() or health(serving.url).json()["running"] == 1)
         assert serving.stop(signal.SIGINT) == 0
         assert '"finish_reason":"length"' in answer.result().text
         assert answer.result().text.endswith("data: [DONE]\n\n")
@@ -145,8 +148,8 @@ def test_a_terminal_that_is_closed_ends_it_as_sigterm_does_unless_that_is_ignore
         ThreadPoolExecutor(1) as clients,
         serve_process(tiny_folder, *PATIENT) as serving,
     ):
-        answer = clients.submit(ask, serving.url, 150)
-        assert soon(lambda: health(serving.url).json()["running"] == 1)
+        answer = clients.submit(ask, serving.url, LONG)
+        assert soon(lambda: answer.done() or health(serving.url).json()["running"] == 1)
         assert serving.stop(signal.SIGHUP) == 0
         assert '"finish_reason":"length"' in answer.result().text
 
