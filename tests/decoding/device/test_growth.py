@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kernels import Filters
@@ -33,7 +34,9 @@ class World:
         return tokens, [math.log(chance) for chance in chances]
 
 
-def hosts_tree(world: World, tree: TreeConfig) -> DraftTree:
+def hosts_tree(world: World, tree: TreeConfig) -> tuple[DraftTree, bool]:
+    """The tree, and whether rounding decides about it, of two paths that are equally probable but for that:
+    the host multiplies chances, and the device adds logarithms."""
     growth = TreeGrowth(tree.plan(tree.depth), root=7)
 
     def children(_: int, candidate: int) -> tuple[list[int], list[float]]:
@@ -44,7 +47,12 @@ def hosts_tree(world: World, tree: TreeConfig) -> DraftTree:
         return world.children(path)
 
     grow([growth], children)
-    return trees([growth])[0]
+    reaches, sums = growth._reaches, list[float]()
+    for i, stated in enumerate(growth._stated):
+        sums.append((sums[growth.parent(i)] if growth.parent(i) >= 0 else 0.0) + math.log(stated))
+    ordered = sorted(zip(reaches, sums, strict=True))
+    near = [(a, b) for a, b in itertools.pairwise(ordered) if b[0] - a[0] < 1e-9 * b[0]]
+    return trees([growth])[0], any(a != b for a, b in near)
 
 
 def devices_trees(worlds: list[World], tree: TreeConfig) -> Trees:
@@ -88,7 +96,8 @@ def test_a_tree_grown_in_one_shape_is_the_hosts(seeds, depth, width, nodes, step
     tree = TreeConfig("dynamic", depth, width, nodes, min_prob, expand_prob)
     found = devices_trees([World(seed, width, steps) for seed in seeds], tree)
     for b, seed in enumerate(seeds):
-        wanted = hosts_tree(World(seed, width, steps), tree)
+        wanted, by_rounding = hosts_tree(World(seed, width, steps), tree)
+        assume(not by_rounding)
         size = len(wanted.tokens)
         assert tuple(found.tokens[b, :size].tolist()) == wanted.tokens
         assert tuple(found.parents[b, :size].tolist()) == wanted.parents
