@@ -168,8 +168,8 @@ def _zipped(where: str, file: IO[bytes], reader: _Reader | None) -> Iterator[Row
 def _member(archive: zipfile.ZipFile, about: zipfile.ZipInfo, where: str) -> Iterator[IO[bytes]]:
     try:
         packed = archive.open(about)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        # Damaged, packed in a way that zipfile lacks, or in need of a password.
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        # Damaged; or packed in a way that zipfile lacks, or in need of a password, which are both the latter.
         raise EagleError(f"{where} cannot be unpacked ({one_line(error)})") from None
 
     def more() -> bytes:
