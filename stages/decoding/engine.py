@@ -29,7 +29,7 @@ from stages.decoding.device import DeviceLoop, Entry, drafts_for
 from stages.decoding.drafters import Drafter
 from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.measure import measure_costs
-from stages.decoding.planner import Planner
+from stages.decoding.planner import Cycle, Planner
 from stages.decoding.prefix import WarmSlots
 from stages.decoding.row_tensors import take_rows
 from stages.decoding.running import Emission, FinishReason, GenerationRequest, Running
@@ -356,7 +356,7 @@ class Engine:
         drafting = [i for i, s in enumerate(running) if s.drafts]
         if self.planner is None or not drafting:
             return
-        self.planner.observe(
+        cycle = Cycle(
             [running[i].slot for i in drafting],
             [trees[i] for i in drafting],
             [min(len(walks[i][1]) - 1, len(walks[i][2])) for i in drafting],
@@ -365,6 +365,7 @@ class Engine:
             self._drafting().passes,
             len(running) - len(drafting),
         )
+        self.planner.observe(cycle)
 
     def _extend(
         self, kept: Sequence[tuple[Running, int, Sequence[int], list[int]]], states: TargetStates

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stages.decoding.costs import Costs
 from stages.decoding.habit import FIRST_WAIT, MEMORY, Habit, Rate, Wait
@@ -84,6 +84,26 @@ class Decisions:
         return [self.accepted[d] / self.proposed[d] for d in sorted(self.proposed)]
 
 
+class Cycle(NamedTuple):
+    """What came of a plan.
+
+    slots, trees: of the sequences that it was made for.
+    accepted: drafted tokens that entered each output.
+    draft_s: of the drafter, its pass over what was verified before included.
+    verify_s: of the target's forward and of choosing the tokens.
+    passes: rows of each of the drafter's passes (``Drafter.passes``).
+    beside: sequences of the batch that never draft.
+    """
+
+    slots: Sequence[int]
+    trees: Sequence[DraftTree]
+    accepted: Sequence[int]
+    draft_s: float
+    verify_s: float
+    passes: Sequence[int] = ()
+    beside: int = 0
+
+
 class Planner(Protocol):
     """Says what each cycle may draft."""
 
@@ -102,25 +122,8 @@ class Planner(Protocol):
             beside: sequences of the batch that never draft.
         """
 
-    def observe(
-        self,
-        slots: Sequence[int],
-        trees: Sequence[DraftTree],
-        accepted: Sequence[int],
-        draft_s: float,
-        verify_s: float,
-        passes: Sequence[int] = (),
-        beside: int = 0,
-    ) -> None:
-        """What came of the last plan.
-
-        Args:
-            accepted: drafted tokens that entered each output.
-            draft_s: of the drafter, its pass over what was verified before included.
-            verify_s: of the target's forward and of choosing the tokens.
-            passes: rows of each of the drafter's passes (``Drafter.passes``).
-            beside: as for the plan.
-        """
+    def observe(self, cycle: Cycle) -> None:
+        """What came of the last plan."""
 
 
 class FixedPlanner:
@@ -136,17 +139,8 @@ class FixedPlanner:
     def plan(self, slots: Sequence[int], left: Sequence[int], beside: int = 0) -> list[TreePlan]:
         return [self.tree.plan(room) for room in left]
 
-    def observe(
-        self,
-        slots: Sequence[int],
-        trees: Sequence[DraftTree],
-        accepted: Sequence[int],
-        draft_s: float,
-        verify_s: float,
-        passes: Sequence[int] = (),
-        beside: int = 0,
-    ) -> None:
-        for tree, count in zip(trees, accepted, strict=True):
+    def observe(self, cycle: Cycle) -> None:
+        for tree, count in zip(cycle.trees, cycle.accepted, strict=True):
             self.decisions.cycles += 1
             self.decisions.drafting += self.tree.kind != "none"
             self.decisions.count(tree, count)
@@ -210,16 +204,8 @@ class CostPlanner:
             known[depth] = TreePlan("cost", depth, self.tree.width, self.tree.nodes, prices=prices)
         return known[depth]
 
-    def observe(
-        self,
-        slots: Sequence[int],
-        trees: Sequence[DraftTree],
-        accepted: Sequence[int],
-        draft_s: float,
-        verify_s: float,
-        passes: Sequence[int] = (),
-        beside: int = 0,
-    ) -> None:
+    def observe(self, cycle: Cycle) -> None:
+        slots, trees, accepted, draft_s, verify_s, passes, beside = cycle
         batch, nodes = len(slots) + beside, sum(tree.drafted for tree in trees)
         kind = self._kind(batch)
         self.costs.observe(batch + nodes, verify_s, passes, draft_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from stages.decoding.costs import Costs
 from stages.decoding.drafters.calibration import Calibration
 from stages.decoding.growth import TreeGrowth, frontiers, trees
-from stages.decoding.planner import Planner
+from stages.decoding.planner import Cycle, Planner
 
 WIDTH = 4
 CPU_VERIFY = {
@@ -164,7 +164,7 @@ class World:
             if self.calibration is not None and b in drafting:
                 self.calibration.observe(growths[b].outcomes([*output, -2]))
             self.used.append(tree.drafted)
-        planner.observe(slots, made, accepted, draft_s, verify_s, passes, self.beside)
+        planner.observe(Cycle(slots, made, accepted, draft_s, verify_s, passes, self.beside))
         self.seconds += draft_s + verify_s
         return accepted
 

@@ -89,10 +89,10 @@ class _Told(FixedPlanner):
         self.planned.append((len(slots), beside))
         return super().plan(slots, left, beside)
 
-    def observe(self, slots, trees, accepted, draft_s, verify_s, passes=(), beside=0):
-        self.observed.append((len(slots), beside))
-        assert len(trees) == len(accepted) == len(slots)
-        super().observe(slots, trees, accepted, draft_s, verify_s, passes, beside)
+    def observe(self, cycle):
+        self.observed.append((len(cycle.slots), cycle.beside))
+        assert len(cycle.trees) == len(cycle.accepted) == len(cycle.slots)
+        super().observe(cycle)
 
 
 def test_the_planner_is_told_of_sequences_that_run_beside_those_that_draft(tiny_target: Target) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stages.decoding.costs import Costs
 from stages.decoding.drafters.calibration import Calibration
-from stages.decoding.planner import CostPlanner, FixedPlanner, Planner
+from stages.decoding.planner import CostPlanner, Cycle, FixedPlanner, Planner
 from stages.decoding.tree import DraftTree, TreeConfig
 from stages.errors import EagleError
 from tests.decoding.drafting_world import CPU_DRAFT, CPU_VERIFY, GPU_DRAFT, GPU_VERIFY, Profile, World
@@ -192,7 +192,7 @@ def test_a_larger_batch_begins_with_what_a_smaller_one_has_found() -> None:
     made = planner("cpu")
     hopeless = DraftTree((1, 2), (-1, 0), (0, 1))
     while made.plan([0, 1], [9, 9])[0].kind == "cost":
-        made.observe([0, 1], [hopeless] * 2, [0, 0], 0.002, 0.0155)
+        made.observe(Cycle([0, 1], [hopeless] * 2, [0, 0], 0.002, 0.0155))
     assert [plan.kind for plan in made.plan([0, 1, 2], [9, 9, 9])] == ["none"] * 3
     assert made.plan([0], [9])[0].kind == "cost"
 
@@ -241,9 +241,9 @@ def test_a_plan_fits_what_is_left_of_the_output_and_drafting_is_given_up_alone()
     alone = CostPlanner(Costs(CPU_VERIFY, CPU_DRAFT))
     while not alone.decisions.given_up:
         if alone.plan([3], [9])[0].kind == "cost":
-            alone.observe([3], [hopeless], [0], 0.0015, 0.0125, [1])
+            alone.observe(Cycle([3], [hopeless], [0], 0.0015, 0.0125, [1]))
         else:
-            alone.observe([3], [DraftTree.root_only(1)], [0], 0.0, 0.012)
+            alone.observe(Cycle([3], [DraftTree.root_only(1)], [0], 0.0, 0.012))
     assert alone.plan([3], [9])[0].kind == "none"
     assert alone.decisions.drafting < 20
     assert alone.decisions.acceptance() == [0.0]
