@@ -7,7 +7,7 @@ from stages.decoding.drafters import Drafter, DrafterChoice, EagleDrafter, make_
 from stages.decoding.engine import Emission, Engine, GenerationRequest
 from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.model import EagleModel, Generation
-from stages.decoding.planner import CostPlanner, Decisions, FixedPlanner, Planner
+from stages.decoding.planner import CostPlanner, Cycle, Decisions, FixedPlanner, Planner
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.stats import DecodeStats
 from stages.decoding.tree import DraftTree, TreeConfig, TreePlan
@@ -15,6 +15,7 @@ from stages.decoding.tree import DraftTree, TreeConfig, TreePlan
 __all__ = [
     "CostPlanner",
     "Costs",
+    "Cycle",
     "Decisions",
     "DecodeStats",
     "DraftTree",
