@@ -1,7 +1,29 @@
 """`python -m eagle_cli` is `eagle`."""
 
+import os
 import sys
+from typing import NoReturn
 
 from eagle_cli.main import main
 
-sys.exit(main())
+
+def run() -> NoReturn:
+    """The process that is `eagle`."""
+    leave(main())
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process; if torchrun started it, without taking Python down first.
+
+    A sharded head leaves gloo's threads running with tensors in them after its process group is destroyed, and
+    one that frees a tensor while Python goes away aborts the process: a finished training would have failed.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

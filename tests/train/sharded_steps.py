@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_cli.__main__ import leave
 from stages.errors import EagleError
 from stages.features.layout import FeatureRow
 from stages.heads import DraftHead, HeadKind, init_from_target, make_head
@@ -129,3 +130,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)
