@@ -52,6 +52,10 @@ _CAUTION = 1.1
 """What drafting in a batch must bring over its price: near break-even nothing is won, and a busy server
 loses."""
 
+TAKEN_IN = 4
+"""Cycles that are looked at together while drafting pays. What Python costs between forwards is its empty caches:
+the second look in a row takes a tenth of the first."""
+
 _LONG_MEMORY = 200
 """Cycles after which older ones fade, for what all sequences that ran alone have found."""
 
@@ -107,9 +111,12 @@ class Cycle(NamedTuple):
 class Planner(Protocol):
     """Says what each cycle may draft."""
 
-    decisions: Decisions
     tree: TreeConfig
     """The tree asked for, or the bounds of what may be planned."""
+
+    @property
+    def decisions(self) -> Decisions:
+        """So far."""
 
     def start(self, slot: int) -> None:
         """A new sequence takes the slot."""
@@ -152,9 +159,11 @@ class CostPlanner:
     def __init__(self, costs: Costs, limits: TreeConfig | None = None) -> None:
         """``limits``: a ``cost`` tree, whose numbers bound every plan."""
         self.costs = costs
-        self.decisions = Decisions()
         self.tree = limits or TreeConfig.parse("cost")
+        self._decisions = Decisions()
         self._clock = 0
+        self._seen: list[_Seen] = []
+        self._together = 1  # of them, so many are looked at together
         self._kinds: dict[int, _Kind] = {}
         self._alone: dict[int, Habit] = {}  # of sequences that run alone, by slot
         self._drafted: set[int] = set()
@@ -162,7 +171,13 @@ class CostPlanner:
         self._made: dict[tuple[int, int], tuple[int, Prices]] = {}  # when, by batch and how many draft
         self._plans: tuple[Prices, dict[int, TreePlan]] = (_PROBE, {})  # by depth, of the last prices
 
+    @property
+    def decisions(self) -> Decisions:
+        self._take_in()
+        return self._decisions
+
     def start(self, slot: int) -> None:
+        self._take_in()
         self._alone.pop(slot, None)
 
     def plan(self, slots: Sequence[int], left: Sequence[int], beside: int = 0) -> list[TreePlan]:
@@ -175,7 +190,7 @@ class CostPlanner:
             for slot, room in zip(slots, left, strict=True)
             if not plain and room > 0 and self._drafts(slot, batch)
         }
-        self.decisions.cycles += len(slots)
+        self._decisions.cycles += len(slots)
         if not self._drafted:
             return [_NONE] * len(slots)
         prices = self._prices(batch, len(self._drafted))
@@ -189,7 +204,7 @@ class CostPlanner:
                 return [_NONE] * len(slots)
             kind.probe.begin(self._clock, batch)
             prices = _PROBE
-        self.decisions.drafting += len(self._drafted)
+        self._decisions.drafting += len(self._drafted)
         return [
             self._plan(min(self.tree.depth, room), prices) if slot in self._drafted else _NONE
             for slot, room in zip(slots, left, strict=True)
@@ -205,30 +220,42 @@ class CostPlanner:
         return known[depth]
 
     def observe(self, cycle: Cycle) -> None:
+        self._seen.append(_Seen(cycle, self._drafted, self._probing))
+        drafted = any(tree.drafted for tree in cycle.trees)
+        if not drafted:
+            self._kind(len(cycle.slots) + cycle.beside).plain.begin(self._clock)
+        if len(self._seen) >= self._together or not drafted:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Learn from the cycles that have been seen."""
+        seen, self._seen = self._seen, []
+        for one in seen:
+            self._learn(*one)
+
+    def _learn(self, cycle: Cycle, drafted: set[int], probing: bool) -> None:
         slots, trees, accepted, draft_s, verify_s, passes, beside = cycle
         batch, nodes = len(slots) + beside, sum(tree.drafted for tree in trees)
-        kind = self._kind(batch)
         self.costs.observe(batch + nodes, verify_s, passes, draft_s)
-        if not nodes:
-            kind.plain.begin(self._clock)
-        if not self._drafted or self._probing:
+        if not drafted or probing:
             return
         # By the tables, which all cycles have made: the times of this one alone say little. What waited to
         # be read, a prompt or what was decoded plainly, is no part of what drafting costs where it goes on.
-        steady = min(passes[0], len(self._drafted) + sum(accepted)) if passes else 0
+        steady = min(passes[0], len(drafted) + sum(accepted)) if passes else 0
         plain, verify = self.costs.verify_s(batch), self.costs.verify_s(batch + nodes)
         draft = sum(map(self.costs.draft_s, [steady, *passes[1:]] if passes else []))
+        kind = self._kind(batch)
         kind.rate.learn(batch + sum(accepted), draft + verify)
         gain = sum(accepted) - _caution(batch) * (draft + verify - plain) * batch / plain
         common = kind.habit
         for slot, tree, count in zip(slots, trees, accepted, strict=True):
-            if slot in self._drafted:
-                self.decisions.count(tree, count)
+            if slot in drafted:
+                self._decisions.count(tree, count)
         if batch == 1:
             common.learn(gain, _LONG_MEMORY)
             self._judge(self._alone[slots[0]], gain, common, 1)
         else:
-            self._judge(common, gain / len(self._drafted), common, batch)
+            self._judge(common, gain / len(drafted), common, batch)
 
     def _drafts(self, slot: int, batch: int) -> bool:
         """Whether the sequence drafts in this cycle."""
@@ -259,7 +286,7 @@ class CostPlanner:
 
     def _awake(self, habit: Habit) -> bool:
         if not habit.drafting and habit.wait.over(self._clock):
-            self.decisions.trials += 1
+            self._decisions.trials += 1
             habit.drafting = True
             habit.gain, habit.weight = 0.0, 0.0
         return habit.drafting
@@ -278,18 +305,22 @@ class CostPlanner:
     def _judge(self, habit: Habit, gain: float, common: Habit, batch: int) -> None:
         """Learn a gain, and give drafting up where it does not pay."""
         habit.learn(gain, MEMORY)
+        pays = habit.weight > TRIAL and habit.gain > _MARGIN
+        self._together = TAKEN_IN if pays else 1
+        if not habit.drafting:
+            return  # given up by an earlier one of those that are looked at together
         # Doubt is for drafting at first: a few cycles without luck say little.
         lost = habit.weight >= _SOONEST and habit.gain < -_DOUBT * habit.error
         # Of a sequence that runs alone, when the others have found no gain either:
         lost |= habit.gain < -_MARGIN and common.gain < -_MARGIN and common.weight > MEMORY
         lost |= habit.tried and habit.weight == TRIAL and habit.gain < _MARGIN
         if lost:
-            self.decisions.given_up += 1
+            self._decisions.given_up += 1
             habit.drafting, habit.tried = False, True
             habit.wait.begin(self._clock, batch)
             common.wait.cycles = max(common.wait.cycles, habit.wait.cycles)
             common.wait.until = habit.wait.until
-        elif habit.weight > TRIAL and habit.gain > _MARGIN:
+        elif pays:
             habit.wait.cycles = common.wait.cycles = 0
 
     def _prices(self, batch: int, drafting: int) -> Prices:
@@ -309,6 +340,14 @@ class CostPlanner:
         nodes = [worth * (self.costs.verify_s(batch + k) - plain) for k in range(most + 1)]
         rows = [worth * self.costs.draft_s(r) for r in range(1, drafting * self.tree.width + 1)]
         return Prices(tuple(nodes), (0.0, *rows))
+
+
+class _Seen(NamedTuple):
+    """A cycle that is still to be learned from, and what had been planned for it."""
+
+    cycle: Cycle
+    drafted: set[int]
+    probing: bool
 
 
 @dataclass
