@@ -15,8 +15,8 @@ def run() -> NoReturn:
 def leave(code: int) -> NoReturn:
     """Ends this process; if torchrun started it, without taking Python down first.
 
-    A sharded head leaves gloo's threads running with tensors in them after its process group is destroyed, and
-    one that frees a tensor while Python goes away aborts the process: a finished training would have failed.
+    A sharded head leaves gloo's threads running, with tensors in them, behind its destroyed process group.
+    One that frees a tensor while Python goes away aborts the process: a finished training would have failed.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         sys.exit(code)

@@ -25,7 +25,7 @@
     head_fuse, head_pass, head_logits, head_feedback: an EAGLE head's steps, see stages/heads/cpu_head.py
     draft, learn: a whole drafting cycle, see stages/decoding/drafters/one_op.py
 
-and ``torch.classes.eagle_cpu`` what these keep from call to call: ``Layers`` and ``Head``.
+and ``torch.classes.eagle_cpu`` what these keep from call to call: ``Layers``, ``Decoder`` and ``Head``.
 
 All are deterministic row by row: a row's result has the same bits whatever other rows are computed with it.
 
@@ -41,6 +41,6 @@ the tokens that are within the noise's reach; logarithms are taken of a few doze
 from __future__ import annotations
 
 from kernels.cpu.build import load_ops, ops_loaded
-from kernels.cpu.linear import DTYPES, PackedLinear, pack_linears
+from kernels.cpu.linear import DTYPES, Drawing, PackedLinear, pack_linears
 
-__all__ = ["DTYPES", "PackedLinear", "load_ops", "ops_loaded", "pack_linears"]
+__all__ = ["DTYPES", "Drawing", "PackedLinear", "load_ops", "ops_loaded", "pack_linears"]

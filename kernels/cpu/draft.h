@@ -139,7 +139,8 @@ constexpr float LEAST_SCORE = -1000.0f;  // a log-probability from here on down 
 //   float64 [C, 7], the candidates: token, parent, depth, rank, row, chance as stated, and the node's own.
 //   states [B, h] behind the last stable row.
 //   pools: ids, log-probabilities and noise [rows, P], row b the b-th root's; none where nothing is drawn.
-inline std::tuple<std::vector<int64_t>, Tensor, Tensor, std::vector<Tensor>> draft(
+//   the rows of the target's forward over the trees, roots included: tokens, positions, places.
+inline std::tuple<std::vector<int64_t>, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>> draft(
     const c10::intrusive_ptr<Head>& head, const Tensor& cache, const Tensor& cos, const Tensor& sin, const Tensor& states,
     at::IntArrayRef waiting, at::TensorList calibrations, at::IntArrayRef sequences, at::ArrayRef<double> settings,
     at::ArrayRef<double> strengths, at::ArrayRef<double> nodes, at::ArrayRef<double> rows, at::IntArrayRef paths, int64_t lag,
@@ -246,8 +247,10 @@ inline std::tuple<std::vector<int64_t>, Tensor, Tensor, std::vector<Tensor>> dra
   Chosen trees = final_trees(growths, prices);
   std::vector<int64_t> told{int64_t(passes.size())};
   told.insert(told.end(), passes.begin(), passes.end());
-  int64_t count = 0;
+  int64_t count = 0, all_nodes = batch;
   for (const Growth& growth : growths) count += growth.all.size();
+  for (const auto& tree : trees) all_nodes += tree.size();
+  PassRows next(all_nodes);
   Tensor candidates = at::empty({count, CANDIDATE}, at::kDouble);
   double* c = candidates.mutable_data_ptr<double>();
   for (int64_t b = 0; b < batch; ++b) {
@@ -260,14 +263,25 @@ inline std::tuple<std::vector<int64_t>, Tensor, Tensor, std::vector<Tensor>> dra
     }
     told.push_back(of.size());
     told.push_back(tree.size());
-    for (int64_t i : tree) told.push_back(of[i].token);
-    for (int64_t i : tree) told.push_back(std::lower_bound(tree.begin(), tree.end(), of[i].parent) - tree.begin() + (of[i].parent >= 0));
+    const Drafting& d = drafts[b];
+    std::vector<int64_t> parents;
+    std::vector<uint64_t> words{1};
+    next.add(waiting[ends[b]], d.length, d.slot, d.length, d.length, 1);
+    for (int64_t i : tree) {
+      int64_t parent = of[i].parent < 0 ? 0 : std::lower_bound(tree.begin(), tree.end(), of[i].parent) - tree.begin() + 1;
+      int64_t node = words.size();
+      words.push_back(words[parent] | uint64_t(1) << node);
+      next.add(of[i].token, d.length + of[i].depth, d.slot, d.length + node, d.length, words.back());
+      parents.push_back(parent);
+      told.push_back(of[i].token);
+    }
+    told.insert(told.end(), parents.begin(), parents.end());
     for (int64_t i : tree) told.push_back(of[i].depth);
   }
   std::vector<Tensor> joined;
   if (hot)
     for (const auto& parts : pools) joined.push_back(parts.size() == 1 ? parts[0] : at::cat(parts, 0));
-  return {told, candidates, roots, joined};
+  return {told, candidates, roots, joined, {next.tokens(), next.positions(), next.places()}};
 }
 
 // Of one level: the strength of the noise in use, then the log-likelihoods of past draws, by strength and factor; see strength.py.

@@ -255,19 +255,23 @@ void draw_outputs(const T* x, int64_t rows, int64_t width, const T* packed, cons
     found[row] = leaders[row].score - leaders[row].rival > doubt(leaders[row].score) ? leaders[row].token : -1;
 }
 
+// temperature, seed, sample: of each row, or one of all.
 inline std::vector<int64_t> linear_draw(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias,
                                         int64_t outputs, at::ArrayRef<double> temperature, at::IntArrayRef seed,
                                         at::IntArrayRef sample, at::IntArrayRef position) {
   Tensor x = input.contiguous();
   check_width(x, packed, outputs);
   int64_t rows = x.size(0), width = x.size(1);
-  TORCH_CHECK(int64_t(temperature.size()) == rows && int64_t(position.size()) == rows &&
-                  int64_t(seed.size()) == rows && int64_t(sample.size()) == rows, "a row has no key");
-  std::vector<float> heat(temperature.begin(), temperature.end());
+  size_t given = temperature.size();
+  TORCH_CHECK((int64_t(given) == rows || given == 1) && seed.size() == given && sample.size() == given &&
+                  int64_t(position.size()) == rows, "a row has no key");
+  std::vector<float> heat;
   std::vector<Key> keys;
   for (int64_t row = 0; row < rows; ++row) {
+    size_t at = given == 1 ? 0 : row;
+    heat.push_back(float(temperature[at]));
+    keys.push_back({seed[at], sample[at], position[row]});
     TORCH_CHECK(heat[row] > 0, "greedy rows are not drawn");
-    keys.push_back({seed[row], sample[row], position[row]});
   }
   std::vector<int64_t> out(rows);
   const void* added = bias ? bias->const_data_ptr() : nullptr;

@@ -279,17 +279,6 @@ inline Tensor layers(const c10::intrusive_ptr<Layers>& stack, const Tensor& stat
   return x;
 }
 
-// A whole decoder: tokens int64 [M] to the states [M, h] behind its final norm, and the features [M, taps * h].
-inline std::tuple<Tensor, Tensor> decode(const c10::intrusive_ptr<Layers>& stack, const Tensor& table, const Tensor& tokens,
-                                         const Tensor& gain, const Tensor& places, const Tensor& positions, const Tensor& cache,
-                                         const Tensor& cos, const Tensor& sin, at::IntArrayRef tapped) {
-  Tensor ids = tokens.contiguous();
-  Tensor x = take_rows(table, {ids.const_data_ptr<int64_t>(), size_t(ids.numel())});
-  Tensor features = at::empty({x.size(0), x.size(1) * int64_t(tapped.size())}, x.options());
-  Tensor states = layers(stack, x, std::nullopt, places, positions, cache, cos, sin, features, tapped);
-  return {norm(states, gain, stack->norm.eps, stack->norm.kind), features};
-}
-
 // Rows of a table [V, h] and features [M, h], each normed with a gain of its own, side by side: [M, 2h].
 inline Tensor normed_pairs(const Tensor& table, const Tensor& tokens, const Tensor& features, const Tensor& left,
                            const Tensor& right, double eps, int64_t kind) {

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 DTYPES = (torch.bfloat16, torch.float32)
+
+
+class Drawing(NamedTuple):
+    """How outputs are chosen that need not be kept: temperatures, above 0, and the keys of the noise of each
+    row, or one of all; none at all is greedy."""
+
+    temperature: Sequence[float] = ()
+    seed: Sequence[int] = ()
+    sample: Sequence[int] = ()
 
 
 class PackedLinear(nn.Module):
@@ -34,23 +44,14 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.eagle_cpu.linear(x, self.packed, self.bias, self.out_features)
 
-    def argmax(self, x: Tensor) -> list[int]:
-        """The first greatest output of each row of [M, K], without the outputs; as `kernels.first_argmax`
-        finds it."""
-        return torch.ops.eagle_cpu.linear_argmax(x, self.packed, self.bias, self.out_features)
-
-    def draw(
-        self,
-        x: Tensor,
-        temperature: Sequence[float],
-        seed: Sequence[int],
-        sample: Sequence[int],
-        position: Sequence[int],
-    ) -> list[int]:
-        """An output of each row of [M, K], drawn as `kernels.draw_tokens` does at temperatures above 0,
-        without the outputs; -1 where two are so near that fp32 rounding decides."""
+    def draw(self, x: Tensor, drawing: Drawing, position: Sequence[int]) -> list[int]:
+        """An output of each row of [M, K], without the outputs: the first greatest, as `kernels.first_argmax`
+        finds it, or one drawn as `kernels.draw_tokens` does, and -1 where two are so near that fp32 rounding
+        decides."""
+        if not drawing.temperature:
+            return torch.ops.eagle_cpu.linear_argmax(x, self.packed, self.bias, self.out_features)
         return torch.ops.eagle_cpu.linear_draw(
-            x, self.packed, self.bias, self.out_features, temperature, seed, sample, position
+            x, self.packed, self.bias, self.out_features, *drawing, position
         )
 
 

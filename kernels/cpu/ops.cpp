@@ -7,6 +7,7 @@
 
 #include "attend.h"
 #include "compact.h"
+#include "decode.h"
 #include "draft.h"
 #include "draw.h"
 #include "filter.h"
@@ -17,6 +18,9 @@
 TORCH_LIBRARY(eagle_cpu, library) {
   library.class_<eagle::Layers>("Layers").def(
       torch::init<std::vector<eagle::Tensor>, std::vector<int64_t>, std::vector<int64_t>, double, double, double, int64_t>());
+  library.class_<eagle::Decoder>("Decoder").def(
+      torch::init<c10::intrusive_ptr<eagle::Layers>, eagle::Tensor, eagle::Tensor, std::optional<eagle::Tensor>,
+                  std::optional<eagle::Tensor>, int64_t>());
   library.class_<eagle::Head>("Head").def(
       torch::init<c10::intrusive_ptr<eagle::Layers>, eagle::Tensor, eagle::Tensor, std::vector<eagle::Tensor>, eagle::Tensor,
                   std::optional<eagle::Tensor>, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor,
@@ -45,8 +49,8 @@ TORCH_LIBRARY(eagle_cpu, library) {
       "layers(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor x, Tensor? input, Tensor places, Tensor positions, "
       "Tensor cache, Tensor cos, Tensor sin, Tensor(a!) features, int[] tapped) -> Tensor");
   library.def(
-      "decode(__torch__.torch.classes.eagle_cpu.Layers stack, Tensor table, Tensor tokens, Tensor gain, Tensor places, "
-      "Tensor positions, Tensor cache, Tensor cos, Tensor sin, int[] tapped) -> (Tensor, Tensor)");
+      "decode(__torch__.torch.classes.eagle_cpu.Decoder decoder, Tensor tokens, Tensor positions, Tensor places, Tensor cache, "
+      "Tensor cos, Tensor sin, int[] tapped, bool find, float[] temperature, int[] seed, int[] sample) -> (Tensor, Tensor, int[])");
   library.def("head_fuse(__torch__.torch.classes.eagle_cpu.Head head, Tensor states) -> Tensor");
   library.def(
       "head_pass(__torch__.torch.classes.eagle_cpu.Head head, Tensor tokens, Tensor feature, Tensor positions, Tensor places, "
@@ -56,7 +60,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
   library.def(
       "draft(__torch__.torch.classes.eagle_cpu.Head head, Tensor cache, Tensor cos, Tensor sin, Tensor states, int[] waiting, "
       "Tensor[] calibrations, int[] sequences, float[] settings, float[] strengths, float[] nodes, float[] rows, int[] paths, "
-      "int lag, int pool) -> (int[], Tensor, Tensor, Tensor[])");
+      "int lag, int pool) -> (int[], Tensor, Tensor, Tensor[], Tensor[])");
   library.def(
       "learn(Tensor(a!) calibration, Tensor(b!)? strengths, Tensor candidates, Tensor[] pools, int begin, int end, "
       "int root_row, int[] truth, float[] grid, float[] factors, float[] prior, float fading) -> ()");

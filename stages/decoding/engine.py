@@ -31,7 +31,7 @@ from stages.decoding.logprobs import TokenLogprobs
 from stages.decoding.measure import measure_costs
 from stages.decoding.planner import Cycle, Planner
 from stages.decoding.prefix import WarmSlots
-from stages.decoding.row_tensors import take_rows
+from stages.decoding.row_tensors import PlacedRows, take_rows
 from stages.decoding.running import Emission, FinishReason, GenerationRequest, Running
 from stages.decoding.sampling import TokenHistory
 from stages.decoding.target_pass import TargetPass, tell
@@ -233,7 +233,7 @@ class Engine:
         told: list[list[TokenLogprobs] | None] = []
         first: dict[int, int] = {}
         if done:
-            logits, drawn = self._pass.draw(states.last[rows], done, [None] * len(done))
+            logits, drawn = self._pass.draw(states.last[rows], done)
             first = dict(zip(map(id, done), drawn, strict=True))
             told = [None] * len(done)
             if logits is not None:
@@ -292,10 +292,9 @@ class Engine:
 
     def _cycle(self, running: Sequence[Running]) -> list[Emission]:
         began = time.perf_counter()
-        trees = self._propose(running)
+        trees, rows = self._propose(running)
         drafted = time.perf_counter()
-        states = self._pass.verify(running, trees, tap=self._taps(running))
-        logits, drawn = self._pass.draw(states.last, running, trees)
+        states, logits, drawn = self._pass.verify(running, trees, tap=self._taps(running), rows=rows)
         walks, begin = [], 0
         for sequence, tree in zip(running, trees, strict=True):
             path, bonus = walk(tree, drawn[begin : begin + len(tree.tokens)])
@@ -333,16 +332,20 @@ class Engine:
             stats.decode_s += now - began
         return emissions
 
-    def _propose(self, running: Sequence[Running]) -> list[DraftTree]:
+    def _propose(self, running: Sequence[Running]) -> tuple[list[DraftTree], PlacedRows | None]:
+        """A tree for each sequence, and their rows, if the drafter has made those of all."""
         drafting = [s for s in running if s.drafts]
-        found: dict[int, DraftTree] = {}
+        proposed: list[DraftTree] = []
         if drafting:
             assert self.planner is not None
             slots = [s.slot for s in drafting]
             beside = len(running) - len(drafting)
             plans: list[TreePlan] = self.planner.plan(slots, [s.left for s in drafting], beside)
-            found = dict(zip(slots, self._drafting().propose(slots, plans), strict=True))
-        return [found.get(s.slot) or DraftTree.root_only(s.output[-1]) for s in running]
+            proposed = self._drafting().propose(slots, plans)
+            if not beside:
+                return proposed, self._drafting().rows
+        trees = iter(proposed)
+        return [next(trees) if s.drafts else DraftTree.root_only(s.output[-1]) for s in running], None
 
     def _observe(
         self,

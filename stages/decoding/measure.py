@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from kernels import first_argmax
+from kernels.cpu import Drawing
 from stages.decoding.costs import Costs
 from stages.decoding.drafters import Drafter
 from stages.decoding.sampling import SamplingParams
@@ -60,8 +61,8 @@ def _verify(target: Target, forward: SlotForward, drafter: Drafter, rows: int) -
     positions = torch.arange(_PREFIX, _PREFIX + rows, device=target.device)[None]
     step = SlotStep.causal(forward.cache, 0, [_PREFIX], rows)
     states = forward(tokens, positions, step, tap=drafter.state == "aux")
-    if forward.output is not None:
-        forward.output.argmax(states.last[0])
+    if forward.draws:
+        forward.draw(states.last[0], Drawing(), [])
     else:
         first_argmax(forward.logits(states.last)[0]).tolist()
 

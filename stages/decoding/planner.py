@@ -53,8 +53,8 @@ _CAUTION = 1.1
 loses."""
 
 TAKEN_IN = 4
-"""Cycles that are looked at together while drafting pays. What Python costs between forwards is its empty caches:
-the second look in a row takes a tenth of the first."""
+"""Cycles that are looked at together while drafting pays. What Python costs between forwards is its empty
+caches: the second look in a row takes a tenth of the first."""
 
 _LONG_MEMORY = 200
 """Cycles after which older ones fade, for what all sequences that ran alone have found."""

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.cpu import ops_loaded
+from stages.decoding.tree import DraftTree
 
 _KEPT = 256
 """Rows for which memory is kept."""
 
 Place = tuple[int, int, int, int]
 """Slot, cache row, stable prefix and ancestor word of a row; see ``RowStep``."""
+
+
+class PlacedRows(NamedTuple):
+    """Rows of a forward over trees as tensors: tokens and positions int64 [M], places int64 [M, 4].
+
+    lengths: of the stable prefixes that they were made for, tree by tree.
+    """
+
+    lengths: list[int]
+    tokens: Tensor
+    positions: Tensor
+    places: Tensor
 
 
 def row_tensors(
@@ -35,7 +49,20 @@ class RowBuffers:
     def __init__(self) -> None:
         self._made: dict[int, tuple[np.ndarray, tuple[Tensor, Tensor, Tensor]]] = {}
 
-    def fill(
+    def of_trees(
+        self, slots: Sequence[int], lengths: Sequence[int], trees: Sequence[DraftTree]
+    ) -> PlacedRows:
+        """A tree in each slot, behind a stable prefix of so many rows."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        places: list[Place] = []
+        for slot, length, tree in zip(slots, lengths, trees, strict=True):
+            tokens += tree.tokens
+            positions += [length + depth for depth in tree.depths]
+            places += [(slot, length + i, length, word) for i, word in enumerate(tree.ancestors())]
+        return PlacedRows([*lengths], *self._fill(tokens, positions, places))
+
+    def _fill(
         self, tokens: Sequence[int], positions: Sequence[int], places: Sequence[Place]
     ) -> tuple[Tensor, Tensor, Tensor]:
         count = len(tokens)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import add
 
 import torch
 from torch import Tensor
 
 from kernels import draw_tokens, first_argmax
+from kernels.cpu import Drawing
 from stages.decoding.logprobs import TokenLogprobs, token_logprobs
-from stages.decoding.row_tensors import Place, RowBuffers, row_tensors, whole_numbers
+from stages.decoding.row_tensors import PlacedRows, RowBuffers, row_tensors, whole_numbers
 from stages.decoding.running import Running
 from stages.decoding.sampling import DrawKey, SamplingTensors, process_logits
 from stages.decoding.tree import DraftTree
 from stages.decoding.walk import padded_tree
 from stages.targets import SlotForward, SlotStep, TargetStates
+
+_GREEDY = Drawing()
 
 
 class TargetPass:
@@ -51,82 +55,96 @@ class TargetPass:
         states = self._forward(ids[None], at[None], step, tap=tap)
         return TargetStates(states.last[0], None if states.features is None else states.features[0])
 
-    def verify(self, running: Sequence[Running], trees: Sequence[DraftTree], *, tap: bool) -> TargetStates:
-        """States of all nodes, tree after tree."""
-        if self._forward.takes_rows:
-            tokens: list[int] = []
-            positions: list[int] = []
-            places: list[Place] = []
-            longest = 0
-            for sequence, tree in zip(running, trees, strict=True):
-                stored, slot = sequence.stored, sequence.slot
-                longest = max(longest, stored + len(tree.tokens))
-                tokens += tree.tokens
-                positions += [stored + depth for depth in tree.depths]
-                places += [(slot, stored + i, stored, word) for i, word in enumerate(tree.ancestors())]
-            self.cache.reserve(longest)
-            return self._forward.rows(*self._rows.fill(tokens, positions, places), tap=tap)
+    def verify(
+        self,
+        running: Sequence[Running],
+        trees: Sequence[DraftTree],
+        *,
+        tap: bool,
+        rows: PlacedRows | None = None,
+    ) -> tuple[TargetStates, Tensor | None, list[int]]:
+        """States of all nodes, tree after tree, and logits and tokens as of ``draw``.
+
+        Args:
+            rows: of these trees; those made for prefixes of another length are not looked at.
+        """
+        lengths = [sequence.stored for sequence in running]
         sizes = [len(tree.tokens) for tree in trees]
-        self.cache.reserve(max(s.stored + size for s, size in zip(running, sizes, strict=True)))
+        self.cache.reserve(max(map(add, lengths, sizes)))
+        if self._forward.takes_rows:
+            if rows is None or rows.lengths != lengths:
+                rows = self._rows.of_trees([s.slot for s in running], lengths, trees)
+            drawing = self._drawing(running, sizes)
+            states = self._forward.rows(*rows[1:], tap=tap, drawing=drawing)
+            if states.drawn is not None and min(states.drawn) >= 0:
+                return states, None, states.drawn
+            return states, *self._from_logits(states.last, running, trees, sizes)
         most = max(sizes)
         padded = [padded_tree(tree, most) for tree in trees]
         ids = self._tensor([tree.tokens for tree in padded])
-        lengths = [s.stored for s in running]
         at = self._tensor([[n + d for d in t.depths] for n, t in zip(lengths, padded, strict=True)])
         slots, words = [s.slot for s in running], self._tensor([t.ancestors() for t in padded])
         step = SlotStep.tree(self.cache, slots, lengths, words)
         states = self._forward(ids, at, step, tap=tap)
         real = self._tensor([b * most + i for b, size in enumerate(sizes) for i in range(size)])
         features = states.features
-        return TargetStates(
+        states = TargetStates(
             states.last.flatten(0, 1)[real],
             None if features is None else features.flatten(0, 1)[real],
         )
+        return states, *self._from_logits(states.last, running, trees, sizes)
 
-    def draw(
-        self, last: Tensor, sequences: Sequence[Running], trees: Sequence[DraftTree | None]
-    ) -> tuple[Tensor | None, list[int]]:
-        """The target's logits [M, V] and its own token at every node, from states [M, h].
-
-        Args:
-            trees: None stands for a prompt's last token.
+    def draw(self, last: Tensor, sequences: Sequence[Running]) -> tuple[Tensor | None, list[int]]:
+        """The target's logits [B, V] and its own token behind each prompt, from the states [B, h] of their
+        last tokens.
 
         Returns:
             No logits where nobody wants them and they need not be made.
         """
-        output = None if any(s.params.needs_logits for s in sequences) else self._forward.output
-        greedy = all(s.params.temperature == 0 for s in sequences)
-        if output is not None and greedy:
-            return None, output.argmax(last)
-        sizes = [1 if tree is None else len(tree.tokens) for tree in trees]
+        sizes = [1] * len(sequences)
+        if drawing := self._drawing(sequences, sizes):
+            drawn = self._forward.draw(last, drawing, [s.stored for s in sequences])
+            if min(drawn) >= 0:
+                return None, drawn
+        return self._from_logits(last, sequences, None, sizes)
+
+    def _drawing(self, sequences: Sequence[Running], sizes: Sequence[int]) -> Drawing | None:
+        """How all tokens can be drawn without logits, if they can."""
+        if not self._forward.draws or any(s.params.needs_logits for s in sequences):
+            return None
         keys = [s.params.draw_key for s in sequences]
-        behind = [
-            s.stored + d + (tree is not None)
-            for s, tree in zip(sequences, trees, strict=True)
-            for d in ((0,) if tree is None else tree.depths)
-        ]
-        if output is not None and all(key.temperature > 0 and not key.filters for key in keys):
-            rows = [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
-            found = output.draw(
-                last,
-                [key.temperature for key in rows],
-                [key.seed for key in rows],
-                [key.sample for key in rows],
-                behind,
-            )
-            if min(found) >= 0:
-                return None, found
-        logits = raw = self._forward.logits(last)  # [M, V]
+        if all(key.temperature == 0 for key in keys):
+            return _GREEDY
+        if any(key.temperature == 0 or key.filters for key in keys):
+            return None
+        if len(keys) > 1:
+            keys = [key for key, size in zip(keys, sizes, strict=True) for _ in range(size)]
+        return Drawing([k.temperature for k in keys], [k.seed for k in keys], [k.sample for k in keys])
+
+    def _from_logits(
+        self,
+        last: Tensor,
+        sequences: Sequence[Running],
+        trees: Sequence[DraftTree] | None,
+        sizes: Sequence[int],
+    ) -> tuple[Tensor, list[int]]:
+        """Logits [M, V] and the token drawn from each; without trees of prompts."""
+        logits = raw = self._forward.logits(last)
         if any(s.params.adjusts for s in sequences):
             logits = logits.float()
             pieces = []
-            for s, tree, part in zip(sequences, trees, logits.split(sizes), strict=True):
-                shown = None if tree is None else [tree]
+            for b, (s, part) in enumerate(zip(sequences, logits.split(list(sizes)), strict=True)):
+                shown = None if trees is None else [trees[b]]
                 pieces.append(process_logits(part[None], [s.params], [s.history], shown)[0])
             logits = torch.cat(pieces)
-        if greedy:
+        if all(s.params.temperature == 0 for s in sequences):
             return raw, first_argmax(logits).tolist()
+        keys = [s.params.draw_key for s in sequences]
         to = _keys(tuple(zip(keys, sizes, strict=True)), last.device)
+        if trees is None:
+            behind = [s.stored for s in sequences]
+        else:
+            behind = [s.stored + d + 1 for s, t in zip(sequences, trees, strict=True) for d in t.depths]
         at = whole_numbers(behind, self._device)
         drawn = draw_tokens(logits, at, to.temperature, to.seed, to.sample, filters=to.filters)
         return raw, drawn.tolist()

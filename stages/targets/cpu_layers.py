@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.cpu import PackedLinear
+from kernels.cpu import Drawing, PackedLinear
 from stages.targets.slots import RowStep
 
 FAMILIES = frozenset({"Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3"})
@@ -74,7 +74,12 @@ class CpuDecoder:
     """A decoder of transformers, from token ids to the state behind its final norm."""
 
     def __init__(
-        self, decoder: nn.Module, layers: CpuLayers, rotaries: list[str | None], max_length: int
+        self,
+        decoder: nn.Module,
+        layers: CpuLayers,
+        rotaries: list[str | None],
+        max_length: int,
+        output: PackedLinear | None,
     ) -> None:
         self._decoder: Any = decoder
         self._layers = layers
@@ -83,14 +88,24 @@ class CpuDecoder:
         self._cos = self._sin = torch.empty(len(rotaries), 0, 0)  # [R, positions, D']
         self._final: Tensor = decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
         embedding: Any = decoder.embed_tokens
-        # Gemma's is scaled, and goes its own way.
-        self._table: Tensor | None = embedding.weight.detach() if type(embedding) is nn.Embedding else None
+        # Gemma's embedding is scaled, and goes its own way.
+        self._whole: Any = None
+        self._output = output
+        if type(embedding) is nn.Embedding:
+            packed = (None, None, 0) if output is None else (output.packed, output.bias, output.out_features)
+            self._whole = torch.classes.eagle_cpu.Decoder(
+                layers.stack, embedding.weight.detach(), self._final, *packed
+            )
 
     @classmethod
-    def of(cls, decoder: nn.Module, config: Any, max_length: int) -> CpuDecoder | None:
+    def of(
+        cls, decoder: nn.Module, config: Any, max_length: int, output: PackedLinear | None = None
+    ) -> CpuDecoder | None:
         """None for families that it does not know, or layers that are built otherwise than theirs.
 
-        ``max_length``: positions there are; some rotary embeddings turn otherwise where there are more.
+        Args:
+            max_length: positions there are; some rotary embeddings turn otherwise where there are more.
+            output: what tokens can be found with.
         """
         modules: Any = getattr(decoder, "layers", None)
         family = type(modules[0]).__name__.removesuffix("DecoderLayer") if modules else ""
@@ -122,12 +137,19 @@ class CpuDecoder:
             eps=config.rms_norm_eps,
             norms=int(family.startswith("Gemma")),
         )
-        return cls(decoder, layers, kinds, max_length)
+        return cls(decoder, layers, kinds, max_length, output)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, step: RowStep, rows: int, tapped: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h].
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        step: RowStep,
+        rows: int,
+        tapped: tuple[int, ...] = (),
+        drawing: Drawing | None = None,
+    ) -> tuple[Tensor, Tensor | None, list[int] | None]:
+        """Tokens and positions int64 [M] to states [M, h] and, with ``tapped``, features [M, taps * h]; with
+        ``drawing`` to the token behind each row too.
 
         ``rows``: of a slot, which is more than any position.
         """
@@ -135,17 +157,17 @@ class CpuDecoder:
         length = min(rows, self._max_length)
         if self._cos.shape[1] < length:
             self._turn_to(length, final)
-        if self._table is not None:
-            states, features = torch.ops.eagle_cpu.decode(
-                *(self._layers.stack, self._table, tokens, final, step.places, positions, step.where),
-                *(self._cos, self._sin, tapped),
+        if self._whole is not None:
+            states, features, drawn = torch.ops.eagle_cpu.decode(
+                *(self._whole, tokens, positions, step.places, step.where, self._cos, self._sin, tapped),
+                *(drawing is not None, *(drawing or Drawing())),
             )
-            return states, features if tapped else None
+            return states, features if tapped else None, None if drawing is None else drawn
         x = self._decoder.embed_tokens(tokens)
         features = x.new_empty(len(x), len(tapped) * x.shape[1])
         states = self._layers(x, step, positions, self._cos, self._sin, features, list(tapped))
         states = torch.ops.eagle_cpu.norm(states, final, self._layers.eps, self._layers.norms)
-        return states, features if tapped else None
+        return states, features if tapped else None, None
 
     def _turn_to(self, length: int, x: Tensor) -> None:
         """Take the rotary embeddings of positions below ``length`` from the decoder; x gives the dtype."""

@@ -42,7 +42,7 @@ def cpu_target(target: Target) -> CpuTarget | None:
         return None
     head = target.model.get_output_embeddings()
     output = PackedLinear(head) if PackedLinear.fits(head) else None
-    decoder = CpuDecoder.of(target.decoder, target.config, target.max_length)
+    decoder = CpuDecoder.of(target.decoder, target.config, target.max_length, output)
     if decoder is not None and not _agrees(decoder, target):
         decoder = None
     if decoder is None:
@@ -76,7 +76,7 @@ def _agrees(decoder: CpuDecoder, target: Target) -> bool:
         target.config, slots=1, rows=_TOKENS, dtype=target.dtype, device=target.device
     )
     step = RowStep(SlotStep.causal(cache, 0, [0], _TOKENS).places, cache.where)
-    ours, _ = decoder(tokens, positions, step, _TOKENS)
+    ours, _, _ = decoder(tokens, positions, step, _TOKENS)
     theirs = target.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
     error = (ours.float() - theirs.float()).norm() / theirs.float().norm()
     return bool(error < _TOLERANCE[target.dtype])

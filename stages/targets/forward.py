@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.cpu import PackedLinear
+from kernels.cpu import Drawing, PackedLinear
 from stages.targets.inference import inference
 from stages.targets.slots import RowStep, SlotCache, SlotStep
 from stages.targets.taps import FeatureTaps
@@ -15,10 +16,12 @@ from stages.targets.target import Target
 
 
 class TargetStates(NamedTuple):
-    """last: [B, N, h] after the final norm; features: [B, N, 3h] at the tap layers, None without taps."""
+    """last: [B, N, h] after the final norm; features: [B, N, 3h] at the tap layers, None without taps; drawn:
+    the target's own token behind each row, where they were asked for."""
 
     last: Tensor
     features: Tensor | None
+    drawn: list[int] | None = None
 
 
 class SlotForward:
@@ -36,9 +39,9 @@ class SlotForward:
         self._decoder = target.decoder
         self._layers = layers
         self._cpu = target.cpu
-        self.output: PackedLinear | None = None
+        self._output: PackedLinear | None = None
         if self._cpu is not None and not target.changes_logits:
-            self.output = self._cpu.output
+            self._output = self._cpu.output
         fused = self._cpu is not None and self._cpu.decoder is not None
         self._taps = FeatureTaps(target.decoder, layers) if layers and not fused else None
 
@@ -62,30 +65,57 @@ class SlotForward:
         return TargetStates(out.last_hidden_state, self._take(tap))
 
     @inference
-    def rows(self, tokens: Tensor, positions: Tensor, places: Tensor, *, tap: bool = False) -> TargetStates:
+    def rows(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        *,
+        tap: bool = False,
+        drawing: Drawing | None = None,
+    ) -> TargetStates:
         """A forward over rows of any sequences, on a CPU with its ops.
 
         Args:
             tokens, positions: int64 [M].
             places: int64 [M, 4], see ``RowStep``.
+            drawing: asks for the token behind each row too; needs ``draws``.
 
         Returns:
-            States [M, h] and features [M, 3h].
+            States [M, h], features [M, 3h] and tokens [M]; of these -1 where `PackedLinear.draw` says so.
         """
         assert self._cpu is not None
         step = RowStep(places, self.cache.where)
+        drawn = None
         if self._cpu.decoder is not None:
             tapped = self._layers if tap and self._layers else ()
-            return TargetStates(*self._cpu.decoder(tokens, positions, step, self.cache.rows, tapped))
-        out = self._decoder(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            attention_mask=_no_mask(tokens),
-            use_cache=False,
-            slots=step,
-        )
-        features = self._take(tap)
-        return TargetStates(out.last_hidden_state[0], None if features is None else features[0])
+            last, features, drawn = self._cpu.decoder(
+                tokens, positions, step, self.cache.rows, tapped, drawing
+            )
+        else:
+            out = self._decoder(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                attention_mask=_no_mask(tokens),
+                use_cache=False,
+                slots=step,
+            )
+            taken = self._take(tap)
+            last, features = out.last_hidden_state[0], None if taken is None else taken[0]
+        if drawing is not None and drawn is None:
+            drawn = self.draw(last, drawing, [position + 1 for position in positions.tolist()])
+        return TargetStates(last, features, drawn)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens can be found without logits."""
+        return self._output is not None
+
+    @inference
+    def draw(self, last: Tensor, drawing: Drawing, positions: Sequence[int]) -> list[int]:
+        """The token behind each of states [M, h] after the final norm, at these positions; see ``rows``."""
+        assert self._output is not None
+        return self._output.draw(last, drawing, positions)
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits [..., V] of states [..., h] after the final norm."""

@@ -25,6 +25,7 @@ class OracleDrafter:
         self.output, self.vocab_size, self.right = output, vocab_size, right
         self.random = random.Random(seed)
         self.passes: list[int] = []
+        self.rows = None
         self.features: list[Tensor] = []
         self.tokens: list[int] = []
         self.done = 0

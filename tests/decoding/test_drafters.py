@@ -22,6 +22,7 @@ from stages.decoding.drafters import (
     growing,
 )
 from stages.decoding.drafters.rows import DraftRows, Run
+from stages.decoding.row_tensors import RowBuffers
 from stages.decoding.tree import Prices, TreePlan
 from stages.heads import DraftHead, HeadOptions, make_head
 from stages.targets import SlotCache, Target, load_target
@@ -288,6 +289,7 @@ def test_a_cycle_as_one_op_drafts_and_learns_what_its_steps_do(
     for slot in range(3):
         for drafter in (whole, stepwise):
             drafter.start(slot, texts[slot].ids[:4], params[slot])
+    placed = set()
     for _ in range(6):
         slots = source.sample(range(3), source.randint(1, 3))
         given = [texts[slot].take(source.randint(1, 7)) for slot in slots]
@@ -304,9 +306,16 @@ def test_a_cycle_as_one_op_drafts_and_learns_what_its_steps_do(
             drafter.extend(slots, states, [tokens for _, tokens in given])
             found.append((drafter.propose(slots, plans), drafter.passes))
         assert found[0] == found[1]
+        if whole.rows is not None:
+            lengths = [texts[slot].done for slot in slots]
+            rows = RowBuffers().of_trees(slots, lengths, found[0][0])
+            assert whole.rows.lengths == lengths
+            assert all(map(torch.equal, whole.rows[1:], rows[1:]))
+        placed.add(whole.rows is not None)
         # The first draft of each tree is right, so that there is something to learn further down.
         for slot, tree in zip(slots, found[0][0], strict=True):
             texts[slot].ids[texts[slot].done + 1] = tree.tokens[1] if tree.drafted else 5
+    assert True in placed
     for one in params:
         for depth in range(1, 6):
             assert whole.ranking.strength.at(one.temperature, depth) == stepwise.ranking.strength.at(

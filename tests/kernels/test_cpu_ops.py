@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu import PackedLinear, load_ops
+from kernels.cpu import Drawing, PackedLinear, load_ops
 from kernels.cpu.build import LOCKED_WITHIN_S, remove_abandoned
 from tests.kernels.trees import ancestor_words, attention_by_definition, parents
 
@@ -183,8 +183,9 @@ def test_what_a_killed_compilation_left_goes_and_one_under_way_stays(tmp_path: P
 def test_no_rows_and_rows_of_another_width() -> None:
     layer = PackedLinear(torch.nn.Linear(64, 1000))
     assert layer(torch.empty(0, 64)).shape == (0, 1000)
-    assert layer.argmax(torch.empty(0, 64)) == layer.draw(torch.empty(0, 64), [], [], [], []) == []
+    assert layer.draw(torch.empty(0, 64), Drawing(), []) == []
+    assert layer.draw(torch.empty(0, 64), Drawing([1.0], [0], [0]), []) == []
     for wrong in (torch.empty(2, 32), torch.empty(2, 66), torch.empty(2, 64, dtype=torch.bfloat16)):
-        for use in (layer, layer.argmax):
+        for use in (layer, lambda x: layer.draw(x, Drawing(), [0, 1])):
             with pytest.raises(RuntimeError, match="do not fit weights"):
                 use(wrong)

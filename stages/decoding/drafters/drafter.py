@@ -7,6 +7,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
 from stages.targets import SlotCache
@@ -30,6 +31,9 @@ class Drafter(Protocol):
     state: StateKind
     passes: list[int]
     """Rows of each pass of the drafter's model in the last ``propose``."""
+
+    rows: PlacedRows | None
+    """Of the target's forward over the trees of the last ``propose``, where they have been made with them."""
 
     @property
     def cache(self) -> SlotCache | None:
@@ -85,6 +89,7 @@ class NoDrafter:
 
     def __init__(self) -> None:
         self.passes: list[int] = []
+        self.rows: PlacedRows | None = None
         self._roots: Slots[int] = Slots()
 
     def start(

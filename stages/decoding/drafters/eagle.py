@@ -12,6 +12,7 @@ from stages.decoding.drafters.drafter import StateKind
 from stages.decoding.drafters.growing import GrowingDrafter
 from stages.decoding.drafters.one_op import draft
 from stages.decoding.drafters.rows import DraftRows
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.tree import MAX_EXPANDED, DraftTree, TreePlan
 from stages.heads import Eagle1Head, Eagle3Head
 from stages.heads.cpu_head import CpuHead
@@ -83,7 +84,7 @@ class EagleDrafter(GrowingDrafter):
         self.cache.reserve(max(s.length + len(s.waiting) for s in sequences) + MAX_EXPANDED)
         given = [states for s in sequences for states in s.states]
         states = given[0] if len(given) == 1 else torch.cat(given)
-        trees, grown, self.passes, roots = draft(
+        trees, grown, self.passes, roots, rows = draft(
             self._cpu,
             self.cache,
             slots,
@@ -98,6 +99,7 @@ class EagleDrafter(GrowingDrafter):
             sequence.length += len(sequence.waiting)
             sequence.waiting, sequence.states = [], []
             sequence.state, sequence.growth, sequence.grown = (roots, row), None, tree
+        self.rows = PlacedRows([sequence.length for sequence in sequences], *rows)
         return trees
 
     def _take_in(self, states: Tensor | None, rows: DraftRows) -> Tensor:

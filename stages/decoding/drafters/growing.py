@@ -25,6 +25,7 @@ from stages.decoding.drafters.one_op import Grown
 from stages.decoding.drafters.ranking import Node, Ranking
 from stages.decoding.drafters.rows import DraftRows, Run
 from stages.decoding.growth import TreeGrowth, frontiers, trees
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan, bit
 from stages.targets import SlotCache
@@ -110,6 +111,7 @@ class GrowingDrafter(ABC):
     def __init__(self, cache: SlotCache, draft_ids: Tensor, calibrations: Calibrations | None = None) -> None:
         self.calibrations = calibrations or Calibrations()
         self.passes: list[int] = []
+        self.rows: PlacedRows | None = None
         self.ranking = Ranking(draft_ids, self.calibrations)
         self.cache = cache
         self._sequences: Slots[Followed] = Slots()
@@ -176,11 +178,13 @@ class GrowingDrafter(ABC):
 
     @inference
     def propose(self, slots: Sequence[int], plans: Sequence[TreePlan]) -> list[DraftTree]:
-        self.passes = []
+        self.passes, self.rows = [], None
         asked = [b for b, plan in enumerate(plans) if plan.kind != "none" and plan.depth > 0]
-        grown = dict(
-            zip(asked, self._grow([slots[b] for b in asked], [plans[b] for b in asked]), strict=True)
-        )
+        if len(asked) == len(slots):
+            return self._grow(slots, plans)
+        some = self._grow([slots[b] for b in asked], [plans[b] for b in asked])
+        self.rows = None  # of all trees, or none
+        grown = dict(zip(asked, some, strict=True))
         return [
             grown[b] if b in grown else DraftTree.root_only(self._sequences[slot].root)
             for b, slot in enumerate(slots)

@@ -12,6 +12,7 @@ from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
 from stages.decoding.drafters.ranking import Node, Ranking
 from stages.decoding.growth import TreeGrowth, grow, trees
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
 from stages.heads import MedusaHead
@@ -40,6 +41,7 @@ class MedusaDrafter:
     def __init__(self, head: MedusaHead, *, calibrations: Calibrations | None = None) -> None:
         self.head = head
         self.passes: list[int] = []
+        self.rows: PlacedRows | None = None
         self.calibrations = calibrations or Calibrations()
         self._ranking = Ranking(head.draft_ids, self.calibrations)
         self._sequences: Slots[_Followed] = Slots()

@@ -10,6 +10,7 @@ from torch import Tensor
 from stages.decoding.drafters.calibration import Calibrations
 from stages.decoding.drafters.drafter import Slots, StateKind
 from stages.decoding.growth import TreeGrowth, grow, log, trees
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
 from stages.errors import EagleError
@@ -39,6 +40,7 @@ class NgramDrafter:
             raise EagleError(f"ngram:min={least},max={most}: min is at least 1 and max no less than min")
         self.calibrations = calibrations or Calibrations()
         self.passes: list[int] = []
+        self.rows: PlacedRows | None = None
         self._least, self._most = least, most
         self._sequences: Slots[_Text] = Slots()
 

@@ -81,7 +81,7 @@ def draft(
     ranking: Ranking,
     calibrations: Calibrations,
     lag: int,
-) -> tuple[list[DraftTree], list[Grown], list[int], Tensor]:
+) -> tuple[list[DraftTree], list[Grown], list[int], Tensor, list[Tensor]]:
     """Run what waits, and grow a tree for each sequence.
 
     Args:
@@ -90,8 +90,8 @@ def draft(
         lag: see `GrowingDrafter`.
 
     Returns:
-        The trees, what can be learned of each, the rows of every pass, and the head's states [B, h] behind
-        the last stable rows.
+        The trees, what can be learned of each, the rows of every pass, the head's states [B, h] behind the
+        last stable rows, and tokens, positions and places of the target's forward over the trees.
     """
     numbers: list[int] = []
     settings: list[float] = []
@@ -116,7 +116,7 @@ def draft(
             strengths += ranking.strength.by_depth(params.temperature)
         if len(plan.paths) > len(paths):
             paths = plan.paths  # the others' are beginnings of the longest
-    told, candidates, roots, pools = torch.ops.eagle_cpu.draft(
+    told, candidates, roots, pools, rows = torch.ops.eagle_cpu.draft(
         head.op,
         cache.where,
         *head.turns(cache.rows),
@@ -146,7 +146,7 @@ def draft(
         )
         grown.append(Grown(candidates, pools, begin, end, row))
         begin, at = end, third
-    return trees, grown, passes, roots
+    return trees, grown, passes, roots, rows
 
 
 @lru_cache(maxsize=16)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.decoding.drafters.drafter import Slots, StateKind
 from stages.decoding.growth import TreeGrowth, grow, log, trees
+from stages.decoding.row_tensors import PlacedRows
 from stages.decoding.sampling import SamplingParams
 from stages.decoding.tree import DraftTree, TreePlan
 from stages.errors import EagleError
@@ -36,6 +37,7 @@ class OracleDrafter:
         if not 0.0 <= right <= 1.0:
             raise EagleError(f"oracle:{right}: give a probability, as in oracle:0.8")
         self.passes: list[int] = []
+        self.rows: PlacedRows | None = None
         self.right, self._vocab_size, self._seed = right, vocab_size, seed
         self.references: dict[tuple[int, ...], list[int]] = {}
         self._sequences: Slots[_Known] = Slots()
