@@ -27,7 +27,7 @@ struct Head : torch::CustomClassHolder {
   Tensor table;                      // [V, h], embeddings
   Tensor whole_gain;                 // of the norm of the target's state before fc; empty where there is none
   std::vector<Tensor> part_gains;    // of the norms of its equal parts; none, or one of each
-  Tensor fc;                         // packed. EAGLE-3: of the target's states; EAGLE-1: of embedding and feature
+  Tensor fc;                         // packed, as `output` is, in 8 bits or not. EAGLE-3: of the target's states; EAGLE-1: of embedding and feature
   std::optional<Tensor> fc_bias;
   Tensor embed_gain, feature_gain;   // EAGLE-3's norms before its first layer; empty for EAGLE-1
   Tensor gain;                       // of the norm before the output; empty where there is none
@@ -59,7 +59,7 @@ struct Head : torch::CustomClassHolder {
       parts.push_back(norm(x.narrow(1, int64_t(i) * part, part), part_gains[i], eps(), norms()));
     }
     if (!parts.empty()) x = at::cat(parts, 1);
-    return linear(x, fc, fc_bias, width());
+    return linear_of(x, fc, fc_bias, width());
   }
 
   // One pass over rows: the last layer's output [M, h].
@@ -67,7 +67,7 @@ struct Head : torch::CustomClassHolder {
                  const Tensor& cos, const Tensor& sin) const {
     Tensor none = at::empty({0}, feature.options());
     if (is_first_kind()) {
-      Tensor hidden = linear(at::cat({table.index_select(0, tokens), feature}, 1), fc, fc_bias, width());
+      Tensor hidden = linear_of(at::cat({table.index_select(0, tokens), feature}, 1), fc, fc_bias, width());
       return eagle::layers(layers, hidden, hidden, places, positions, cache, cos, sin, none, {});
     }
     Tensor entry = normed_pairs(table, tokens, feature, embed_gain, feature_gain, eps(), norms());
@@ -79,7 +79,7 @@ struct Head : torch::CustomClassHolder {
 
   Tensor logits(const Tensor& hidden) const {
     Tensor x = scored(hidden);
-    return linear(scale == 1 ? x : at::mul(x, scale), output, std::nullopt, ids.numel());
+    return linear_of(scale == 1 ? x : at::mul(x, scale), output, std::nullopt, ids.numel());
   }
 
   Tensor feedback(const Tensor& hidden) const { return switches & FEEDBACK_NORMED ? scored(hidden) : hidden; }

@@ -17,6 +17,7 @@
 #include <torch/custom_class.h>
 
 #include "attend.h"
+#include "coarse.h"
 #include "compact.h"
 #include "linear.h"
 #include "meeting.h"
@@ -25,10 +26,14 @@ namespace eagle {
 
 // `multiply_blocks`, shared among the threads of a parallel region; all have ended when it returns.
 template <typename T, typename F>
-void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const T* packed, const T* bias, int64_t outputs,
-                  std::vector<T>& local, const F& use) {
+void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, const void* packed, bool coarse, const T* bias,
+                  int64_t outputs, std::vector<T>& local, const F& use) {
   int64_t blocks = (outputs + BLOCK - 1) / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
-  multiply_blocks(x, rows, width, packed, bias, outputs, blocks * thread / threads, blocks * (thread + 1) / threads, local, use);
+  int64_t begin = blocks * thread / threads, end = blocks * (thread + 1) / threads;
+  if (coarse)
+    multiply_coarse_blocks(CoarseRows(x, rows, width), (const char*)packed, bias, outputs, begin, end, local, use);
+  else
+    multiply_blocks(x, rows, width, (const T*)packed, bias, outputs, begin, end, local, use);
   meeting.wait();
 }
 
@@ -135,6 +140,7 @@ struct Layers : torch::CustomClassHolder {
   int64_t heads, kv_heads, size, inner, activation;
   float scale, softcap;
   Norm norm;
+  bool coarse;                                        // whether matrices are in 8 bits, see coarse.h
 
   Layers(std::vector<Tensor> tensors, std::vector<int64_t> ropes_and_windows, std::vector<int64_t> sizes, double scale,
          double softcap, double eps, int64_t norms)
@@ -143,6 +149,7 @@ struct Layers : torch::CustomClassHolder {
     TORCH_CHECK(sizes.size() == 5 && weights.size() * 2 == kinds.size() * TENSORS, "sizes or tensors are missing");
     heads = sizes[0], kv_heads = sizes[1], size = sizes[2], inner = sizes[3], activation = sizes[4];
     at.resize(depth());
+    coarse = !weights.empty() && is_coarse(weights[QKV]);
     for (size_t i = 0; i < weights.size(); ++i) {
       weights[i] = weights[i].contiguous();
       at[i / TENSORS][i % TENSORS] = weights[i].numel() ? weights[i].const_data_ptr() : nullptr;
@@ -182,7 +189,7 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
     // x += what a layer adds, of blocks or, behind a norm of its own, of whole rows
     auto add_to = [&](int64_t layer, int post, const T* in, int64_t in_width, int which, const T* bias) {
       bool later = data(layer, post);
-      share_blocks<T>(meeting, in, rows, in_width, data(layer, which), bias, width, local,
+      share_blocks<T>(meeting, in, rows, in_width, stack.at[layer][which], stack.coarse, bias, width, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           for (int64_t i = 0; i < count; ++i) {
@@ -209,8 +216,8 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
       if (!given)
         share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, NORM), width, norm, ns + m * width); });
       const T* entry = given ? (const T*)input->const_data_ptr() : ns;
-      share_blocks<T>(meeting, entry, rows, given ? input->size(1) : width, data(layer, QKV), data(layer, QKV_BIAS),
-                      all_heads * size, local,
+      share_blocks<T>(meeting, entry, rows, given ? input->size(1) : width, stack.at[layer][QKV], stack.coarse,
+                      data(layer, QKV_BIAS), all_heads * size, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           std::memcpy(qs + m * all_heads * size + first, out + m * stride, count * bytes);
@@ -248,7 +255,7 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
       add_to(layer, POST_NORM, as, heads * size, OUT, data(layer, OUT_BIAS));
       share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, MLP_NORM), width, norm, ns + m * width); });
       // Gate and up are packed in turns of 32, so that a block has both halves of its products.
-      share_blocks<T>(meeting, ns, rows, width, data(layer, GATE_UP), (const T*)nullptr, 2 * inner, local,
+      share_blocks<T>(meeting, ns, rows, width, stack.at[layer][GATE_UP], stack.coarse, (const T*)nullptr, 2 * inner, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
                           for (int64_t b = 0; b < count; b += BLOCK) {

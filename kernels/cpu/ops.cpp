@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "attend.h"
+#include "coarse.h"
 #include "compact.h"
 #include "decode.h"
 #include "draft.h"
@@ -26,6 +27,8 @@ TORCH_LIBRARY(eagle_cpu, library) {
                   std::optional<eagle::Tensor>, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor, eagle::Tensor,
                   int64_t, double>());
   library.def("pack(Tensor weight) -> Tensor");
+  library.def("pack_coarsely(Tensor weight) -> Tensor");
+  library.def("coarse_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   library.def("compact(Tensor(a!) cache, int[] slots, int[] lengths, int[] counts, int[] paths) -> ()");
   library.def("take_rows(Tensor x, int[] rows) -> Tensor");
   library.def("linear_argmax(Tensor x, Tensor packed, Tensor? bias, int outputs) -> int[]");
@@ -68,6 +71,8 @@ TORCH_LIBRARY(eagle_cpu, library) {
 
 TORCH_LIBRARY_IMPL(eagle_cpu, CPU, library) {
   library.impl("pack", eagle::pack);
+  library.impl("pack_coarsely", eagle::pack_coarsely);
+  library.impl("coarse_linear", eagle::coarse_linear);
   library.impl("compact", eagle::compact);
   library.impl("take_rows", eagle::take_rows);
   library.impl("linear_argmax", eagle::linear_argmax);

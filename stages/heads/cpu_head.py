@@ -22,13 +22,16 @@ class CpuHead:
     """Computes what the head's own modules do, from a packed copy of its matrices and its own norms: the head
     must not be changed.
 
+    A pass reads all of a head's weights, and that is what it takes: ``coarse`` keeps them in 8 bits, with a
+    scale for each output. Drafts differ a little then, and the text does not.
+
     op: the head as ``torch.ops.eagle_cpu.draft`` takes it.
     """
 
-    def __init__(self, head: DecoderHead) -> None:
+    def __init__(self, head: DecoderHead, *, coarse: bool = False) -> None:
         config = head.config
         layers = CpuLayers(
-            weights=[tensor for layer in head.layers_in_order for tensor in _packed(layer)],
+            weights=[tensor for layer in head.layers_in_order for tensor in _packed(layer, coarse)],
             kinds=[0, config.sliding_window or 0] * config.num_hidden_layers,
             sizes=[
                 config.num_attention_heads,
@@ -47,17 +50,17 @@ class CpuHead:
         self._rotary = head.rotary
         self._table: Tensor = head.embed_tokens.weight.detach()
         self._cos = self._sin = self._table.new_empty(1, 0, config.head_dim)  # [1, positions, D]
-        self.op = torch.classes.eagle_cpu.Head(layers.stack, self._table, *_parts(head))
+        self.op = torch.classes.eagle_cpu.Head(layers.stack, self._table, *_parts(head, coarse))
 
     @classmethod
-    def of(cls, head: DecoderHead) -> CpuHead | None:
+    def of(cls, head: DecoderHead, *, coarse: bool = False) -> CpuHead | None:
         """None where the ops do not apply: on a GPU, in float16, for odd sizes, or without a compiler."""
         weight, config = head.embed_tokens.weight, head.config
         even = config.head_dim % 2 == 0 and config.hidden_size % 2 == 0
         fits = config.intermediate_size % GATE_RUN == 0 and even
         if weight.device.type != "cpu" or weight.dtype not in DTYPES or not fits or load_ops() is not None:
             return None
-        return cls(head)
+        return cls(head, coarse=coarse)
 
     def fuse(self, state: Tensor) -> Tensor:
         """See ``DecoderHead.fuse``: [M, w] to [M, h]."""
@@ -93,10 +96,11 @@ class CpuHead:
         return self._cos, self._sin
 
 
-def _parts(head: DecoderHead) -> list[Any]:
+def _parts(head: DecoderHead, coarse: bool) -> list[Any]:
     """What stands before and behind the layers, in the order of ``Head`` in draft.h."""
     assert isinstance(head, Eagle3Head | Eagle1Head)
-    pack, none = torch.ops.eagle_cpu.pack, head.embed_tokens.weight.new_empty(0)
+    pack = torch.ops.eagle_cpu.pack_coarsely if coarse else torch.ops.eagle_cpu.pack
+    none = head.embed_tokens.weight.new_empty(0)
     fc, output = pack(head.fc.weight.detach()), pack(head.lm_head.weight.detach())
     if isinstance(head, Eagle1Head):
         bias = None if head.fc.bias is None else head.fc.bias.detach()
@@ -112,7 +116,7 @@ def _parts(head: DecoderHead) -> list[Any]:
     return [whole, each, fc, None, *gains, final, output, head.draft_ids, switches, 1.0]
 
 
-def _packed(layer: Any) -> list[Tensor]:
+def _packed(layer: Any, coarse: bool) -> list[Tensor]:
     attention, mlp = layer.self_attn, layer.mlp
     return pack_layer(
         [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -124,4 +128,5 @@ def _packed(layer: Any) -> list[Tensor]:
             "input": getattr(layer.input_layernorm, "weight", None),
             "mlp": layer.post_attention_layernorm.weight,
         },
+        coarse=coarse,
     )

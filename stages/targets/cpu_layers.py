@@ -187,15 +187,18 @@ def pack_layer(
     up: nn.Linear,
     down: nn.Linear,
     norms: dict[str, Tensor | None],
+    *,
+    coarse: bool = False,
 ) -> list[Tensor]:
     """One layer's tensors in the op's order.
 
     Args:
         projections: of queries, keys and values.
+        coarse: whether matrices are kept in 8 bits.
         norms: gains by name: ``input``, ``query``, ``key``, ``post``, ``mlp``, ``post_mlp``; None or left out
             where there is no such norm.
     """
-    pack = torch.ops.eagle_cpu.pack
+    pack = torch.ops.eagle_cpu.pack_coarsely if coarse else torch.ops.eagle_cpu.pack
     empty = out.weight.new_empty(0)
 
     def norm(name: str) -> Tensor:

@@ -22,9 +22,11 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "coarse"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
 def test_the_ops_of_a_head_give_what_its_modules_give(
-    kind: str, options: dict[str, object], dtype: torch.dtype, tiny_target: Target
+    kind: str, options: dict[str, object], dtype: torch.dtype, coarse: bool, tiny_target: Target
 ) -> None:
     assert load_ops() is None
     with torch.random.fork_rng(devices=[]):
@@ -35,7 +37,7 @@ def test_the_ops_of_a_head_give_what_its_modules_give(
         states = torch.randn(7, (3 if kind == "eagle3" else 1) * tiny_target.hidden_size)
     head = head.to(dtype).eval().requires_grad_(False)
     assert isinstance(head, DecoderHead)
-    ops = CpuHead.of(head)
+    ops = CpuHead.of(head, coarse=coarse)
     assert ops is not None
     config, states = head.config, states.to(dtype)
     cache = SlotCache(

@@ -29,7 +29,7 @@ dtypes = st.sampled_from(list(DTYPES))
 @given(
     st.integers(1, 20) | st.integers(21, 70),
     st.integers(1, 200),
-    st.integers(1, 70),
+    st.integers(1, 70) | st.sampled_from([16, 32, 48, 96]),  # whole tiles of inputs
     st.booleans(),
     dtypes,
     st.integers(0, 1000),
@@ -48,6 +48,51 @@ def test_a_packed_layer_multiplies_as_float64_does_and_each_row_as_if_alone(
     torch.testing.assert_close(out.double(), exact, rtol=DTYPES[dtype], atol=DTYPES[dtype])
     assert all(torch.equal(packed(x[i : i + 1])[0], out[i]) for i in range(rows))
     assert torch.equal(packed(x[None, :, :])[0], out)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 20),
+    st.integers(1, 200),
+    st.integers(1, 70) | st.sampled_from([1024, 1025, 2500]),  # beyond what 32 bits can sum at once
+    st.booleans(),
+    dtypes,
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_a_layer_in_8_bits_is_near_and_each_row_as_if_alone(
+    rows: int, outputs: int, pairs: int, biased: bool, dtype: torch.dtype, largest: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    width = 2 * pairs
+    weight, x = torch.randn(outputs, width), torch.randn(rows, width).to(dtype)
+    if largest:  # all words are as large as can be
+        weight, x = weight.sign() * weight.abs().amax(-1, True), x.sign() * x.abs().amax(-1, True)
+        weight[0], x[0] = weight[0].abs(), x[0].abs()
+    bias = torch.randn(outputs).to(dtype) if biased else None
+    packed = torch.ops.eagle_cpu.pack_coarsely(weight)
+    out = torch.ops.eagle_cpu.coarse_linear(x, packed, bias, outputs)
+    w, given = weight.double(), x.double()
+    exact = torch.nn.functional.linear(given, w, bias.double() if bias is not None else None)
+    # Half a step of each weight, and of each input; then the result is rounded.
+    near = given.abs().sum(-1, True) * (w.abs().amax(-1) / 254) * 1.01
+    near += given.abs().amax(-1, True) / 16382 * w.abs().sum(-1) * 1.01
+    assert ((out.double() - exact).abs() <= near + DTYPES[dtype] * exact.abs() + 1e-6).all()
+    alone = [torch.ops.eagle_cpu.coarse_linear(x[i : i + 1], packed, bias, outputs)[0] for i in range(rows)]
+    assert torch.equal(torch.stack(alone), out)
+
+
+def test_in_8_bits_what_is_no_number_stays_none_and_nothing_is_nothing() -> None:
+    weight, x = torch.randn(70, 64), torch.randn(4, 64)
+    weight[3, 5], weight[4, 1], weight[5] = torch.nan, torch.inf, 0
+    x[1, 7], x[2, 0], x[3] = torch.nan, -torch.inf, 0
+    out = torch.ops.eagle_cpu.coarse_linear(x, torch.ops.eagle_cpu.pack_coarsely(weight), None, 70)
+    assert out[1:3].isnan().all()
+    assert out[:, 3:5].isnan().all()
+    assert out[0, [*range(3), *range(6, 70)]].isfinite().all()
+    assert (out[0, 5], out[3, 0]) == (0, 0)
+    with pytest.raises(RuntimeError, match="do not fit weights"):
+        torch.ops.eagle_cpu.coarse_linear(x[:, :32], torch.ops.eagle_cpu.pack_coarsely(weight), None, 70)
 
 
 @settings(deadline=None, max_examples=60)

@@ -30,8 +30,14 @@ class EagleDrafter(GrowingDrafter):
     lag = 1
 
     def __init__(
-        self, head: Eagle3Head | Eagle1Head, *, slots: int = 1, calibrations: Calibrations | None = None
+        self,
+        head: Eagle3Head | Eagle1Head,
+        *,
+        slots: int = 1,
+        calibrations: Calibrations | None = None,
+        coarse: bool = True,
     ) -> None:
+        """``coarse``: whether a bfloat16 head may compute with weights in 8 bits, where that is faster."""
         config = head.config
         weight = head.embed_tokens.weight
         self.head = head
@@ -47,7 +53,7 @@ class EagleDrafter(GrowingDrafter):
             device=weight.device,
             spare=1,  # small, as there are few layers; see `stages.decoding.device`
         )
-        self._cpu = CpuHead.of(head)
+        self._cpu = CpuHead.of(head, coarse=coarse and weight.dtype == torch.bfloat16)
         self.one_op = self._cpu is not None
         super().__init__(cache, head.draft_ids, calibrations)
 

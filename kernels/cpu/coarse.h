@@ -1,0 +1,212 @@
+// Linear layers over weights in 8 bits, for what need not be exact: a draft head is read from memory at every pass, and half
+// the bytes are nearly half the time. The target verifies what comes of it.
+//
+// Weights are scaled by output and inputs by row, to 8 and 14 bits. Their products are summed as integers, so a row's result has
+// the same bits whatever rows are beside it.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <vector>
+
+#include "linear.h"
+
+namespace eagle {
+
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+
+constexpr float LARGEST_WEIGHT = 127.0f, LARGEST_INPUT = 8191.0f;
+constexpr int64_t EXACT = 1024;  // steps whose sums fit into 32 bits: 2 * 1024 * 127 * 8191 < 2^31
+
+// A packed block of 64 outputs: their scales, then pairs of weights of every output, pair after pair.
+inline int64_t coarse_block_bytes(int64_t width) { return BLOCK * (int64_t(sizeof(float)) + width); }
+
+inline bool is_coarse(const Tensor& packed) { return packed.scalar_type() == at::kByte; }
+
+// Two weights for each of 16 outputs, as one row of inputs meets them.
+struct CoarseWeights {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+  __m512i words;
+  explicit CoarseWeights(const int8_t* w) : words(_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)w))) {}
+  void add(i32x16& sum, const int16_t* x) const {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    sum = (i32x16)_mm512_dpwssd_epi32((__m512i)sum, words, _mm512_set1_epi32(pair));
+  }
+#else
+  i32x16 first, second;
+  explicit CoarseWeights(const int8_t* w) {
+    typedef uint16_t u16x16 __attribute__((vector_size(32)));
+    u16x16 pairs;
+    std::memcpy(&pairs, w, 32);
+    i32x16 both = __builtin_convertvector(pairs, i32x16);
+    first = (both << 24) >> 24, second = (both << 16) >> 24;
+  }
+  void add(i32x16& sum, const int16_t* x) const { sum += first * x[0] + second * x[1]; }
+#endif
+};
+
+// Rows of inputs in 14 bits.
+struct CoarseRows {
+  int64_t width;
+  std::vector<int16_t> words;
+  std::vector<float> scales;  // NaN where a row holds what is no number
+
+  template <typename T>
+  CoarseRows(const T* x, int64_t rows, int64_t width) : width(width), words(rows * width), scales(rows) {
+    for (int64_t m = 0; m < rows; ++m) {
+      const T* from = x + m * width;
+      float most = 0, sum = 0;
+      for (int64_t k = 0; k < width; ++k) {
+        float size = std::abs(as_float(from[k]));
+        most = size > most ? size : most;
+        sum += size;  // not finite if one is not
+      }
+      bool fine = std::isfinite(sum);
+      scales[m] = fine ? most / LARGEST_INPUT : std::numeric_limits<float>::quiet_NaN();
+      float turn = fine && most > 0 ? LARGEST_INPUT / most : 0.0f;
+      if (!std::isfinite(turn)) turn = 0, scales[m] = 0;  // next to nothing
+      int16_t* to = words.data() + m * width;
+      if (fine)
+        for (int64_t k = 0; k < width; ++k) to[k] = int16_t(std::lrintf(as_float(from[k]) * turn));
+    }
+  }
+};
+
+// R rows times B blocks of 64 outputs.
+template <typename T, int R, int B = 1>
+void multiply_coarsely(const CoarseRows& x, int64_t row, const char* packed, const T* bias, T* out, int64_t out_stride,
+                       int64_t outputs) {
+  int64_t steps = x.width / 2, bytes = coarse_block_bytes(x.width);
+  f32x16 totals[R][4 * B] = {};
+  for (int64_t begin = 0; begin < steps; begin += EXACT) {
+    i32x16 sums[R][4 * B] = {};
+    for (int64_t k = begin; k < std::min(steps, begin + EXACT); ++k) {
+#pragma GCC unroll 2
+      for (int b = 0; b < B; ++b) {
+        const int8_t* here = (const int8_t*)packed + b * bytes + BLOCK * sizeof(float) + k * BLOCK * 2;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          CoarseWeights w(here + i * LANES * 2);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) w.add(sums[r][b * 4 + i], x.words.data() + (row + r) * x.width + k * 2);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < 4 * B; ++i) totals[r][i] += __builtin_convertvector(sums[r][i], f32x16);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < 4 * B; ++i) {
+      int64_t count = std::min(LANES, outputs - i * LANES);
+      if (count <= 0) break;
+      f32x16 scaled = totals[r][i] * (load16((const float*)(packed + i / 4 * bytes) + i % 4 * LANES) * x.scales[row + r]);
+      if (bias)
+        for (int64_t o = 0; o < count; ++o) scaled[o] += as_float(bias[i * LANES + o]);
+      store(out + r * out_stride + i * LANES, scaled, count);
+    }
+}
+
+template <typename T>
+void multiply_coarse_rows(int64_t rows, const CoarseRows& x, int64_t row, const char* w, const T* bias, T* out, int64_t stride,
+                          int64_t outputs) {
+  switch (rows) {
+    case 1: return multiply_coarsely<T, 1>(x, row, w, bias, out, stride, outputs);
+    case 2: return multiply_coarsely<T, 2>(x, row, w, bias, out, stride, outputs);
+    case 3: return multiply_coarsely<T, 3>(x, row, w, bias, out, stride, outputs);
+    case 4: return multiply_coarsely<T, 4>(x, row, w, bias, out, stride, outputs);
+    case 5: return multiply_coarsely<T, 5>(x, row, w, bias, out, stride, outputs);
+  }
+}
+
+// As `multiply_blocks`.
+template <typename T, typename F>
+void multiply_coarse_blocks(const CoarseRows& x, const char* packed, const T* bias, int64_t outputs, int64_t begin, int64_t end,
+                            std::vector<T>& local, const F& use) {
+  constexpr int64_t TOGETHER = 5;  // rows: 20 vectors of sums, and their weights
+  int64_t rows = x.scales.size(), bytes = coarse_block_bytes(x.width);
+  if (!rows) return;
+  local.resize(rows * 2 * BLOCK);
+  for (int64_t block = begin; block < end;) {
+    const char* w = packed + block * bytes;
+    int64_t first = block * BLOCK, together = rows <= 2 && block + 1 < end ? 2 : 1;
+    int64_t count = std::min(together * BLOCK, outputs - first), stride = together * BLOCK;
+    const T* added = bias ? bias + first : nullptr;
+    if (together == 2) {
+      if (rows == 1) multiply_coarsely<T, 1, 2>(x, 0, w, added, local.data(), stride, count);
+      else multiply_coarsely<T, 2, 2>(x, 0, w, added, local.data(), stride, count);
+    } else {
+      for (int64_t row = 0; row < rows; row += TOGETHER)
+        multiply_coarse_rows<T>(std::min(TOGETHER, rows - row), x, row, w, added, local.data() + row * stride, stride, count);
+    }
+    use(first, local.data(), stride, count);
+    block += together;
+  }
+}
+
+// Weights [N, K], of any dtype, in 8 bits: a block of bytes for every 64 outputs.
+inline Tensor pack_coarsely(const Tensor& weight) {
+  Tensor w = weight.to(at::kFloat).contiguous();
+  int64_t outputs = w.size(0), width = w.size(1), blocks = (outputs + BLOCK - 1) / BLOCK, bytes = coarse_block_bytes(width);
+  TORCH_CHECK(width % 2 == 0, "weights come in pairs, not ", width, " an output");
+  Tensor out = empty_weights(blocks * bytes, w.options().dtype(at::kByte));
+  const float* from = w.const_data_ptr<float>();
+  char* to = (char*)out.mutable_data_ptr();
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      float* scales = (float*)(to + block * bytes);
+      int8_t* words = (int8_t*)(scales + BLOCK);
+      for (int64_t n = 0; n < BLOCK; ++n) {
+        int64_t row = block * BLOCK + n;
+        float most = 0, sum = 0;
+        for (int64_t k = 0; row < outputs && k < width; ++k) {
+          float size = std::abs(from[row * width + k]);
+          most = size > most ? size : most;
+          sum += size;
+        }
+        bool fine = std::isfinite(sum);
+        scales[n] = fine ? most / LARGEST_WEIGHT : std::numeric_limits<float>::quiet_NaN();
+        float turn = fine && most > 0 ? LARGEST_WEIGHT / most : 0.0f;
+        if (!std::isfinite(turn)) turn = 0, scales[n] = 0;
+        for (int64_t k = 0; k < width; ++k)
+          words[(k / 2 * BLOCK + n) * 2 + k % 2] =
+              row < outputs && fine ? int8_t(std::lrintf(from[row * width + k] * turn)) : int8_t(0);
+      }
+    }
+  });
+  return out;
+}
+
+// x [M, K] times weights that were packed so: [M, N].
+inline Tensor coarse_linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  Tensor x = input.contiguous();
+  int64_t rows = x.size(0), width = x.size(1), blocks = (outputs + BLOCK - 1) / BLOCK;
+  TORCH_CHECK(blocks * coarse_block_bytes(width) == packed.numel() && is_coarse(packed), "rows of ", width,
+              " numbers do not fit weights of ", packed.numel(), " bytes for ", outputs, " outputs");
+  Tensor out = at::empty({rows, outputs}, x.options());
+  auto run = [&](auto* to) {
+    using T = std::remove_pointer_t<decltype(to)>;
+    CoarseRows given((const T*)x.const_data_ptr(), rows, width);
+    const T* added = bias ? (const T*)bias->const_data_ptr() : nullptr;
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      std::vector<T> local;
+      multiply_coarse_blocks(given, (const char*)packed.const_data_ptr(), added, outputs, begin, end, local,
+                             [&](int64_t first, const T* from, int64_t stride, int64_t count) {
+                               for (int64_t m = 0; m < rows; ++m)
+                                 std::memcpy(to + m * outputs + first, from + m * stride, count * sizeof(T));
+                             });
+    });
+  };
+  if (x.scalar_type() == at::kFloat) run(out.mutable_data_ptr<float>());
+  else run((uint16_t*)out.mutable_data_ptr());
+  return out;
+}
+
+// By weights in whichever precision they were packed.
+inline Tensor linear_of(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  return is_coarse(packed) ? coarse_linear(x, packed, bias, outputs) : linear(x, packed, bias, outputs);
+}
+
+}  // namespace eagle
