@@ -6,8 +6,8 @@
     attend(q [1, Hq, M, D], k and v [1, Hkv, M, D], places int64 [M, 4], cache int64 [5], layer, scale,
            window, softcap) -> [1, M, Hq, D]
     linear_argmax(x [M, K], packed, bias [N] | None, N) -> a list of M, argmax of linear, which is not kept
-    linear_draw(x, packed, bias, N, temperature, seed, sample (lists of M or 1), position (list of M)) -> draw's
-           likewise
+    linear_draw(x, packed, bias, N, temperature, seed, sample (lists of M or 1), position (list of M)) ->
+           draw's likewise
     compact(cache, slots, lengths, counts, paths (lists)): see kernels/compact.py
     take_rows(x [N, w], rows (a list of M)) -> [M, w]
     argmax([..., V]) -> int64 [...], the first of equal ones
@@ -23,8 +23,8 @@
     norm(x [..., h], weight [h], eps, kind) -> [..., h], root-mean-square norm; kinds as in CpuLayers
     layers(stack, x [M, h], ...) -> [M, h]: whole decoder layers of Llama's kind, see
            stages/targets/cpu_layers.py
-    decode(decoder, tokens int64 [M], ...) -> [M, h], [M, taps * h] and, if asked for, a list of M tokens: a whole
-           target, see stages/targets/cpu_layers.py
+    decode(decoder, tokens int64 [M], ...) -> [M, h], [M, taps * h] and, if asked for, a list of M tokens: a
+           whole target, see stages/targets/cpu_layers.py
     pack_coarsely(weight [N, K]) -> bytes, coarse_linear(x [M, K], packed, bias, N) -> [M, N]: in 8 bits
     head_fuse, head_pass, head_logits, head_feedback: an EAGLE head's steps, see stages/heads/cpu_head.py
     draft, learn: a whole drafting cycle, see stages/decoding/drafters/one_op.py
@@ -38,8 +38,9 @@ prefix it sees, and its ancestor word (bit j: it sees row prefix + j too). ``cac
 values begin (addresses) and the strides of layers, slots and heads in elements.
 
 Cost of ``linear``, M rows: 2 N K bytes of weights read once, M N K multiply-adds; reading is the floor up to
-some 12 rows on two cores with AVX512-BF16, and far beyond with AMX, 16 rows at a time. ``draw`` reads the logits once and calls Philox for a fourth of
-the tokens that are within the noise's reach; logarithms are taken of a few dozen.
+some 12 rows on two cores with AVX512-BF16, and far beyond with AMX, 16 rows at a time. ``draw`` reads the
+logits once and calls Philox for a fourth of the tokens that are within the noise's reach; logarithms are taken
+of a few dozen.
 """
 
 from __future__ import annotations
