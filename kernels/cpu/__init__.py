@@ -39,8 +39,8 @@ values begin (addresses) and the strides of layers, slots and heads in elements.
 
 Cost of ``linear``, M rows: 2 N K bytes of weights read once, M N K multiply-adds; reading is the floor up to
 some 12 rows on two cores with AVX512-BF16, and far beyond with AMX, 16 rows at a time. ``draw`` reads the
-logits once and calls Philox for a fourth of the tokens that are within the noise's reach; logarithms are taken
-of a few dozen.
+logits once and calls Philox for a fourth of the tokens that are within the noise's reach; logarithms are
+taken of a few dozen.
 """
 
 from __future__ import annotations

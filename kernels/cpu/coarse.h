@@ -48,30 +48,48 @@ struct CoarseWeights {
 #endif
 };
 
+// Numbers in so many bits: the greatest becomes `largest`. Returns what one unit is worth, NaN where one is no number.
+template <typename T, typename W>
+float in_units(const T* x, int64_t count, float largest, W* words) {
+  f32x16 tops = {};
+  float most = 0, sum = 0;
+  int64_t i = 0;
+  auto size = [](f32x16 v) { return std::bit_cast<f32x16>(std::bit_cast<u32x16>(v) & 0x7fffffffu); };
+  f32x16 sums = {};
+  for (; i + LANES <= count; i += LANES) {
+    f32x16 here = size(load16(x + i));
+    tops = here > tops ? here : tops;
+    sums += here;  // not finite if one is not
+  }
+  for (int64_t lane = 0; lane < LANES; ++lane) most = std::max(most, tops[lane]), sum += sums[lane];
+  for (int64_t k = i; k < count; ++k) most = std::max(most, std::abs(as_float(x[k]))), sum += std::abs(as_float(x[k]));
+  float turn = largest / most;
+  if (!std::isfinite(sum)) {
+    std::fill(words, words + count, W(0));
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  if (!std::isfinite(turn)) {  // next to nothing
+    std::fill(words, words + count, W(0));
+    return 0;
+  }
+  constexpr float WHOLE = 12582912.0f;  // from where on a float has no fraction
+  for (i = 0; i + LANES <= count; i += LANES) {
+    i32x16 whole = __builtin_convertvector((load16(x + i) * turn + WHOLE) - WHOLE, i32x16);
+    for (int64_t lane = 0; lane < LANES; ++lane) words[i + lane] = W(whole[lane]);
+  }
+  for (; i < count; ++i) words[i] = W((as_float(x[i]) * turn + WHOLE) - WHOLE);
+  return most / largest;
+}
+
 // Rows of inputs in 14 bits.
 struct CoarseRows {
   int64_t width;
   std::vector<int16_t> words;
-  std::vector<float> scales;  // NaN where a row holds what is no number
+  std::vector<float> scales;
 
   template <typename T>
   CoarseRows(const T* x, int64_t rows, int64_t width) : width(width), words(rows * width), scales(rows) {
-    for (int64_t m = 0; m < rows; ++m) {
-      const T* from = x + m * width;
-      float most = 0, sum = 0;
-      for (int64_t k = 0; k < width; ++k) {
-        float size = std::abs(as_float(from[k]));
-        most = size > most ? size : most;
-        sum += size;  // not finite if one is not
-      }
-      bool fine = std::isfinite(sum);
-      scales[m] = fine ? most / LARGEST_INPUT : std::numeric_limits<float>::quiet_NaN();
-      float turn = fine && most > 0 ? LARGEST_INPUT / most : 0.0f;
-      if (!std::isfinite(turn)) turn = 0, scales[m] = 0;  // next to nothing
-      int16_t* to = words.data() + m * width;
-      if (fine)
-        for (int64_t k = 0; k < width; ++k) to[k] = int16_t(std::lrintf(as_float(from[k]) * turn));
-    }
+    for (int64_t m = 0; m < rows; ++m) scales[m] = in_units(x + m * width, width, LARGEST_INPUT, words.data() + m * width);
   }
 };
 
@@ -160,19 +178,9 @@ inline Tensor pack_coarsely(const Tensor& weight) {
       int8_t* words = (int8_t*)(scales + BLOCK);
       for (int64_t n = 0; n < BLOCK; ++n) {
         int64_t row = block * BLOCK + n;
-        float most = 0, sum = 0;
-        for (int64_t k = 0; row < outputs && k < width; ++k) {
-          float size = std::abs(from[row * width + k]);
-          most = size > most ? size : most;
-          sum += size;
-        }
-        bool fine = std::isfinite(sum);
-        scales[n] = fine ? most / LARGEST_WEIGHT : std::numeric_limits<float>::quiet_NaN();
-        float turn = fine && most > 0 ? LARGEST_WEIGHT / most : 0.0f;
-        if (!std::isfinite(turn)) turn = 0, scales[n] = 0;
-        for (int64_t k = 0; k < width; ++k)
-          words[(k / 2 * BLOCK + n) * 2 + k % 2] =
-              row < outputs && fine ? int8_t(std::lrintf(from[row * width + k] * turn)) : int8_t(0);
+        std::vector<int8_t> units(width);
+        scales[n] = row < outputs ? in_units(from + row * width, width, LARGEST_WEIGHT, units.data()) : 0.0f;
+        for (int64_t k = 0; k < width; ++k) words[(k / 2 * BLOCK + n) * 2 + k % 2] = units[k];
       }
     }
   });
