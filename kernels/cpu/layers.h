@@ -31,7 +31,7 @@ void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, con
   int64_t blocks = (outputs + BLOCK - 1) / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
   int64_t begin = blocks * thread / threads, end = blocks * (thread + 1) / threads;
   if (coarse)
-    multiply_coarse_blocks(CoarseRows(x, rows, width), (const char*)packed, bias, outputs, begin, end, local, use);
+    multiply_coarse_blocks(x, rows, width, (const char*)packed, bias, outputs, begin, end, local, use);
   else
     multiply_blocks(x, rows, width, (const T*)packed, bias, outputs, begin, end, local, use);
   meeting.wait();

@@ -223,6 +223,7 @@ inline void check_width(const Tensor& x, const Tensor& packed, int64_t outputs) 
 inline Tensor linear(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
   Tensor x = input.contiguous();
   check_width(x, packed, outputs);
+  TORCH_CHECK(!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == outputs), "no such bias");
   auto sizes = x.sizes().vec();
   int64_t width = sizes.back(), rows = width ? x.numel() / width : 0;
   sizes.back() = outputs;

@@ -28,6 +28,7 @@ TORCH_LIBRARY(eagle_cpu, library) {
                   int64_t, double>());
   library.def("pack(Tensor weight) -> Tensor");
   library.def("pack_coarsely(Tensor weight) -> Tensor");
+  library.def("coarse_pays() -> bool", eagle::coarse_pays);
   library.def("coarse_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   library.def("compact(Tensor(a!) cache, int[] slots, int[] lengths, int[] counts, int[] paths) -> ()");
   library.def("take_rows(Tensor x, int[] rows) -> Tensor");

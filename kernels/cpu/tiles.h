@@ -45,6 +45,7 @@ class Tiles {
       uint8_t rows[16] = {};
     } config;
     for (int t = 0; t < 8; ++t) config.bytes[t] = 64, config.rows[t] = t < 5 ? uint8_t(rows) : 16;
+    asm volatile("" ::: "memory");  // the compiler is not told that all of it is read
     _tile_loadconfig(&config);
     rows_ = rows;
   }

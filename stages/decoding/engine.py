@@ -365,7 +365,7 @@ class Engine:
             [min(len(walks[i][1]) - 1, len(walks[i][2])) for i in drafting],
             draft_s,
             verify_s,
-            self._drafting().passes,
+            tuple(self._drafting().passes),  # which a prompt that is read next adds to
             len(running) - len(drafting),
         )
         self.planner.observe(cycle)

@@ -23,7 +23,7 @@ class CpuHead:
     must not be changed.
 
     A pass reads all of a head's weights, and that is what it takes: ``coarse`` keeps them in 8 bits, with a
-    scale for each output. Drafts differ a little then, and the text does not.
+    scale for each output, where that is faster. Drafts differ a little then, and the text does not.
 
     op: the head as ``torch.ops.eagle_cpu.draft`` takes it.
     """
@@ -60,7 +60,7 @@ class CpuHead:
         fits = config.intermediate_size % GATE_RUN == 0 and even
         if weight.device.type != "cpu" or weight.dtype not in DTYPES or not fits or load_ops() is not None:
             return None
-        return cls(head, coarse=coarse)
+        return cls(head, coarse=coarse and torch.ops.eagle_cpu.coarse_pays())
 
     def fuse(self, state: Tensor) -> Tensor:
         """See ``DecoderHead.fuse``: [M, w] to [M, h]."""

@@ -17,7 +17,8 @@ from stages.decoding import (
     SamplingParams,
     TreeConfig,
 )
-from stages.decoding.drafters import EagleDrafter
+from stages.decoding.drafters import EagleDrafter, growing
+from stages.decoding.planner import Cycle
 from stages.errors import EagleError
 from stages.heads import Eagle3Config, Eagle3Head
 from stages.targets import FeatureTaps, Target, load_target
@@ -106,6 +107,36 @@ def test_the_planner_is_told_of_sequences_that_run_beside_those_that_draft(tiny_
         engine.step()
     assert told.planned == told.observed
     assert told.planned[0] == (1, 2)
+
+
+class _Late(FixedPlanner):
+    """Keeps what it is told, as one may that looks at several cycles together."""
+
+    def __init__(self) -> None:
+        super().__init__(TreeConfig.parse("chain:depth=2"))
+        self.kept: list[tuple[Cycle, str]] = []
+
+    def observe(self, cycle):
+        self.kept.append((cycle, repr(cycle)))
+        super().observe(cycle)
+
+
+def test_what_a_planner_is_told_of_a_cycle_stays_as_it_was(
+    tiny_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that is read beside it has the drafter catch up, in a pass of another cycle."""
+    monkeypatch.setattr(growing, "MOST_WAITING", 8)
+    late = _Late()
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    drafter = EagleDrafter(random_head(tiny_target), slots=2)
+    engine = Engine(tiny_target, slots=2, layers=tiny_target.feature_layers, drafter=drafter, planner=late)
+    engine.submit(GenerationRequest("short", [5, 6, 7], params))
+    engine.step()
+    engine.submit(GenerationRequest("long", [8] * 20, params))
+    while engine.busy:
+        engine.step()
+    assert len(late.kept) > 4
+    assert all(repr(cycle) == then for cycle, then in late.kept)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])

@@ -60,7 +60,7 @@ def test_a_packed_layer_multiplies_as_float64_does_and_each_row_as_if_alone(
     st.booleans(),
     st.integers(0, 1000),
 )
-def test_a_layer_in_8_bits_is_near_and_each_row_as_if_alone(
+def test_a_layer_in_8_bits_is_near_and_each_of_few_rows_as_if_alone(
     rows: int, outputs: int, pairs: int, biased: bool, dtype: torch.dtype, largest: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -78,8 +78,9 @@ def test_a_layer_in_8_bits_is_near_and_each_row_as_if_alone(
     near = given.abs().sum(-1, True) * (w.abs().amax(-1) / 254) * 1.01
     near += given.abs().amax(-1, True) / 16382 * w.abs().sum(-1) * 1.01
     assert ((out.double() - exact).abs() <= near + DTYPES[dtype] * exact.abs() + 1e-6).all()
-    alone = [torch.ops.eagle_cpu.coarse_linear(x[i : i + 1], packed, bias, outputs)[0] for i in range(rows)]
-    assert torch.equal(torch.stack(alone), out)
+    few = torch.ops.eagle_cpu.coarse_linear(x[:8], packed, bias, outputs)
+    alone = [torch.ops.eagle_cpu.coarse_linear(row[None], packed, bias, outputs)[0] for row in x[:8]]
+    assert torch.equal(torch.stack(alone), few)
 
 
 def test_in_8_bits_what_is_no_number_stays_none_and_nothing_is_nothing() -> None:
@@ -91,8 +92,20 @@ def test_in_8_bits_what_is_no_number_stays_none_and_nothing_is_nothing() -> None
     assert out[:, 3:5].isnan().all()
     assert out[0, [*range(3), *range(6, 70)]].isfinite().all()
     assert (out[0, 5], out[3, 0]) == (0, 0)
-    with pytest.raises(RuntimeError, match="do not fit weights"):
-        torch.ops.eagle_cpu.coarse_linear(x[:, :32], torch.ops.eagle_cpu.pack_coarsely(weight), None, 70)
+    large = torch.full((1, 64), 1e37)  # whose sum is no float
+    assert (
+        torch.ops.eagle_cpu.coarse_linear(large, torch.ops.eagle_cpu.pack_coarsely(large * 1e-38), None, 1)
+        > 6e37
+    )
+    packed = torch.ops.eagle_cpu.pack_coarsely(weight)
+    for inputs, bias, reason in (
+        (x[:, :32], None, "do not fit weights"),
+        (x.double(), None, "inputs are rows of"),
+        (x, torch.zeros(3), "no such bias"),
+        (x, torch.zeros(70, dtype=torch.bfloat16), "no such bias"),
+    ):
+        with pytest.raises(RuntimeError, match=reason):
+            torch.ops.eagle_cpu.coarse_linear(inputs, packed, bias, 70)
 
 
 @settings(deadline=None, max_examples=60)
