@@ -82,7 +82,7 @@ inline void add_products(const float* q, int64_t stride, const float* key, f32x1
   for (int c = 0; c < C; ++c) {
     f32x16 k = load16(key + c * LANES);
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) sums[g][at] += load16(q + g * stride + c * LANES) * k;
+    for (int g = 0; g < G; ++g) sums[g][at] = fused(load16(q + g * stride + c * LANES), k, sums[g][at]);
   }
 }
 template <int C, int G>
@@ -100,7 +100,7 @@ inline void add_products(const uint16_t* q, int64_t stride, const uint16_t* key,
 #else
   for (int c = 0; c < C; ++c) {
     f32x16 k = load16(key + c * LANES);
-    for (int g = 0; g < G; ++g) sums[g][at] += load16(q + g * stride + c * LANES) * k;
+    for (int g = 0; g < G; ++g) sums[g][at] = fused(load16(q + g * stride + c * LANES), k, sums[g][at]);
   }
 #endif
 }
@@ -142,7 +142,7 @@ void attend_heads(const T* q, int64_t stride, const T* keys, const T* values, in
     for (int c = 0; c < C; ++c) {
       f32x16 value = load16(v + c * LANES);
 #pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) sums[g][c] += value * score[g * padded + i];
+      for (int g = 0; g < G; ++g) sums[g][c] = fused(value, f32x16{} + score[g * padded + i], sums[g][c]);
     }
   }
   for (int g = 0; g < G; ++g)

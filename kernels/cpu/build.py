@@ -17,7 +17,10 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).parent / "ops.cpp"
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++20", "-fopenmp", "-fPIC", "-shared")
+"""A compiler that may contract a * b + c does so in one copy of a loop and not in another, and then a row has
+other bits by which of them it meets. Where it pays, `fused` in numbers.h says so."""
+
 COMPILE_S = 300.0
 
 LOCKED_WITHIN_S = 60.0

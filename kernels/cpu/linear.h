@@ -47,8 +47,8 @@ struct Step<uint16_t> {
     return v;
   }
   static void add(f32x16& sum, Weights w, const uint16_t* x) {
-    sum += std::bit_cast<f32x16>(w << 16) * widen(x[0]);
-    sum += std::bit_cast<f32x16>(w & 0xffff0000u) * widen(x[1]);
+    sum = fused(std::bit_cast<f32x16>(w << 16), f32x16{} + widen(x[0]), sum);
+    sum = fused(std::bit_cast<f32x16>(w & 0xffff0000u), f32x16{} + widen(x[1]), sum);
   }
 #endif
 };
@@ -62,7 +62,7 @@ struct Step<float> {
     std::memcpy(&v, w, 64);
     return v;
   }
-  static void add(f32x16& sum, Weights w, const float* x) { sum += w * *x; }
+  static void add(f32x16& sum, Weights w, const float* x) { sum = fused(w, f32x16{} + *x, sum); }
 };
 
 // What to fetch from memory while multiplying by weights that are in L2: every step a piece of so many bytes.

@@ -49,6 +49,18 @@ inline f32x16 load16(const uint16_t* x) {
   return std::bit_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
 }
 
+// a * b + c, rounded once where the machine can.
+inline f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  for (int64_t lane = 0; lane < LANES; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
 inline float rounded(float x, const uint16_t*) { return widen(narrow(x)); }
 inline float rounded(float x, const float*) { return x; }
 inline void put(uint16_t* out, float x) { *out = narrow(x); }

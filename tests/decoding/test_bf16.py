@@ -10,10 +10,11 @@ from transformers import GenerationConfig
 
 from kernels.cpu import load_ops
 from stages.decoding import GenerationRequest, SamplingParams, generate_batch
-from stages.targets import Target
+from stages.targets import SlotCache, SlotForward, Target, load_target
 from tests.decoding.oracle import OracleDrafter
 from tests.decoding.test_engine import decode, decoder, random_prompt
 from tests.decoding.test_families import FAMILIES, build
+from tests.tiny import make_tiny_target
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
 
@@ -46,3 +47,34 @@ def test_drafted_and_batched_tokens_are_those_of_plain_decoding(family: str) -> 
 
 class _NoTokenizer:
     eos_token_id = 299
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_node_has_the_bits_of_the_token_decoded_alone(folder: str, dtype: str) -> None:
+    """Its state and its keys and values, whatever the number of keys leaves over at the end of a loop."""
+    target = load_target(folder, device="cpu", dtype=dtype)
+    cache = SlotCache.for_model(target.config, slots=1, rows=128, dtype=target.dtype, device=target.device)
+    forward, count = SlotForward(target, cache, layers=None), 20
+    tokens = torch.arange(count) * 3
+    for prefix in range(15, 24):
+        cache.data.normal_()
+        before = cache.data.clone()
+        words = torch.tensor([1, *(1 | 1 << i for i in range(1, count))])
+        nodes = prefix + torch.arange(count)
+        places = torch.stack((nodes * 0, nodes, nodes * 0 + prefix, words), -1)
+        positions = torch.tensor([prefix] + [prefix + 1] * (count - 1))
+        together = forward.rows(tokens, positions, places).last.clone()
+        kept = cache.data[:, :, 0, :, prefix : prefix + count].clone()
+        cache.data.copy_(before)
+        root = forward.rows(tokens[:1], positions[:1], torch.tensor([[0, prefix, prefix, 1]]))
+        assert torch.equal(root.last[0], together[0])
+        for i in range(1, count):
+            alone = torch.tensor([[0, prefix + 1, prefix + 1, 1]])
+            state = forward.rows(tokens[i : i + 1], positions[i : i + 1], alone).last[0]
+            assert torch.equal(state, together[i])
+            assert torch.equal(cache.data[:, :, 0, :, prefix + 1], kept[:, :, :, i])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_target(tmp_path_factory.mktemp("bits") / "target"))
