@@ -58,7 +58,7 @@ class Tiles {
 // `next` on, into L1 or (2) L2.
 template <int LEVEL>
 void multiply_tiles(const uint16_t* x, int64_t stride, const uint16_t* w, int64_t width, float* sums, const char* next,
-                           int64_t piece) {
+                    int64_t piece) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
