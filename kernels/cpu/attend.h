@@ -8,6 +8,7 @@
 #include <cmath>
 #include <vector>
 
+#include "attend_tiles.h"
 #include "numbers.h"
 
 namespace eagle {
@@ -174,17 +175,18 @@ void attend_head(const T* q, const T* keys, const T* values, int64_t count, cons
 // One row's heads of one group: over the keys it sees, in the order of their positions.
 template <typename T>
 void attend_row(const T* q, int64_t head_stride, const T* keys, const T* values, const int64_t* place, const Shape& s,
-                T* out, std::vector<int64_t>& seen, std::vector<float>& work) {
+                T* out, AttendMemory& memory) {
   int64_t prefix = place[2], group = s.heads / s.kv_heads;
   uint64_t word = uint64_t(place[3]);
   int64_t position = prefix + std::popcount(word) - 1, first = s.window ? std::max<int64_t>(0, position - s.window + 1) : 0;
-  seen.clear();
+  std::vector<int64_t>& nodes = memory.path;
+  nodes.clear();
   for (int64_t depth = 0; word; word &= word - 1, ++depth)
-    if (prefix + depth >= first) seen.push_back(prefix + std::countr_zero(word));
-  int64_t stable = std::max<int64_t>(0, prefix - first), count = stable + int64_t(seen.size());
-  work.resize(HEADS * (count + LANES));
-  float* score = work.data();
-  const Seen row{first, stable, seen.data()};
+    if (prefix + depth >= first) nodes.push_back(prefix + std::countr_zero(word));
+  int64_t stable = std::max<int64_t>(0, prefix - first), count = stable + int64_t(nodes.size());
+  memory.scores.resize(HEADS * (count + LANES));
+  float* score = memory.scores.data();
+  const Seen row{first, stable, nodes.data()};
   for (int64_t g = 0; g < group;) {
     int64_t heads = std::min(HEADS, group - g);
     const T* query = q + g * head_stride;
@@ -213,6 +215,51 @@ void attend_row(const T* q, int64_t head_stride, const T* keys, const T* values,
   }
 }
 
+// Rows first .. first + count - 1, of one slot or of none.
+struct RowRun {
+  int64_t first, count;
+};
+
+// The rows of a forward, in runs that attend together.
+template <typename T>
+std::vector<RowRun> row_runs(const int64_t* places, const Shape& s) {
+  int64_t most = 1;
+#if EAGLE_TILES
+  int64_t group = s.heads / s.kv_heads;
+  if (sizeof(T) == 2 && TileAttention::takes(s.size, group)) most = LANES / group;
+#endif
+  std::vector<RowRun> runs;
+  for (int64_t m = 0; m < s.rows; ++m) {
+    if (!runs.empty() && runs.back().count < most && places[runs.back().first * 4] == places[m * 4]) ++runs.back().count;
+    else runs.push_back({m, 1});
+  }
+  return runs;
+}
+
+// The rows of a run and the h-th key head: queries at q, their results at out; by strides between rows and between heads.
+template <typename T>
+void attend_run(const T* q, int64_t row_stride, int64_t head_stride, const char* keys, const char* values,
+                const int64_t* strides, const int64_t* places, const RowRun& run, int64_t h, const Shape& s, T* out,
+                AttendMemory& memory) {
+  const int64_t group = s.heads / s.kv_heads, out_stride = s.heads * s.size, *place = places + run.first * 4;
+  q += run.first * row_stride + h * group * head_stride;
+  out += run.first * out_stride + h * group * s.size;
+  if (place[0] < 0) {
+    for (int64_t m = 0; m < run.count; ++m) std::memset((void*)(out + m * out_stride), 0, group * s.size * sizeof(T));
+    return;
+  }
+  const int64_t at = place[0] * strides[0] + h * strides[1];
+  const T *k = (const T*)keys + at, *v = (const T*)values + at;
+#if EAGLE_TILES
+  if constexpr (sizeof(T) == 2)
+    if (TileAttention::takes(s.size, group))
+      return TileAttention(place, run.count, group, s.size, s.window, s.scale, s.softcap, memory)(
+          q, row_stride, head_stride, k, v, out, out_stride);
+#endif
+  for (int64_t m = 0; m < run.count; ++m)
+    attend_row<T>(q + m * row_stride, head_stride, k, v, place + m * 4, s, out + m * out_stride, memory);
+}
+
 template <typename T>
 void attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Cache& cache, const int64_t* places,
                  const Shape& s, T* out) {
@@ -227,22 +274,13 @@ void attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Cache&
       std::memcpy(values + at, vs + h * v.stride(1) + m * v.stride(2), s.size * sizeof(T));
     }
   }
-  int64_t group = s.heads / s.kv_heads;
-  at::parallel_for(0, s.rows * s.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> seen;
-    std::vector<float> work;
-    for (int64_t task = begin; task < end; ++task) {
-      int64_t m = task / s.kv_heads, h = task % s.kv_heads;
-      const int64_t* place = places + m * 4;
-      T* result = out + (m * s.heads + h * group) * s.size;
-      if (place[0] < 0) {
-        std::memset((void*)result, 0, group * s.size * sizeof(T));
-        continue;
-      }
-      int64_t at = place[0] * cache.slot + h * cache.head;
-      attend_row<T>(qs + h * group * q.stride(1) + m * q.stride(2), q.stride(1), keys + at, values + at, place, s, result,
-                    seen, work);
-    }
+  const std::vector<RowRun> runs = row_runs<T>(places, s);
+  const int64_t count = runs.size(), strides[] = {cache.slot, cache.head};
+  at::parallel_for(0, count * s.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    AttendMemory memory;
+    for (int64_t task = begin; task < end; ++task)
+      attend_run<T>(qs, q.stride(2), q.stride(1), cache.keys, cache.values, strides, places, runs[task % count], task / count,
+                    s, out, memory);
   });
 }
 

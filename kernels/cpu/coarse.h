@@ -92,8 +92,7 @@ void store_scaled(f32x16 sum, const char* packed, float scale, const T* bias, T*
   int64_t count = std::min(LANES, outputs - first);
   if (count <= 0) return;
   f32x16 scaled = sum * (load16((const float*)packed + first) * scale);
-  if (bias)
-    for (int64_t o = 0; o < count; ++o) scaled[o] += as_float(bias[first + o]);
+  if (bias) add_bias(scaled, bias + first, count);
   store(out + first, scaled, count);
 }
 

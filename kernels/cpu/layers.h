@@ -37,6 +37,14 @@ void share_blocks(Meeting& meeting, const T* x, int64_t rows, int64_t width, con
   meeting.wait();
 }
 
+// The weights that `share_blocks` will have this thread read.
+template <typename T>
+ReadNext share_of(const void* packed, int64_t width, int64_t outputs) {
+  int64_t blocks = (outputs + BLOCK - 1) / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
+  auto from = [&](int64_t i) { return (const char*)packed + blocks * i / threads * width * BLOCK * int64_t(sizeof(T)); };
+  return {from(thread), from(thread + 1)};
+}
+
 struct Norm {
   float eps;
   // 0: rounded, then times weight (Llama); 1: times (1 + weight), then rounded (Gemma); 2: times weight, then rounded
@@ -104,27 +112,33 @@ void rotate(T* head, const void* cos, const void* sin, bool full, int64_t turned
   }
 }
 
-// x / (1 + e^-x)
-inline float silu(float x) {
-  float e = exponential(x < 0 ? x : -x);
-  return x * (x < 0 ? e : 1.0f) / (1.0f + e);
+// x / (1 + e^-x), of a number or of each lane.
+template <typename V>
+V silu(V x) {
+  V e = exponential(x < 0 ? x : -x);
+  return x * (x < 0 ? e : V{} + 1.0f) / (1.0f + e);
 }
 
 // GELU by tanh, and tanh z = 2 sigmoid(2z) - 1.
-inline float gelu(float x) {
-  float z = 1.5957691216f * (x + 0.044715f * x * x * x), e = exponential(z < 0 ? z : -z);
-  return x * (z < 0 ? e : 1.0f) / (1.0f + e);
+template <typename V>
+V gelu(V x) {
+  V z = 1.5957691216f * (x + 0.044715f * x * x * x), e = exponential(z < 0 ? z : -z);
+  return x * (z < 0 ? e : V{} + 1.0f) / (1.0f + e);
 }
 
 template <typename T>
 void activate(const T* gate, const T* up, int64_t count, bool is_gelu, T* out) {
-  if (is_gelu) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; ++i) put(out + i, rounded(gelu(as_float(gate[i])), gate) * as_float(up[i]));
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; ++i) put(out + i, rounded(silu(as_float(gate[i])), gate) * as_float(up[i]));
-  }
+  auto of = [&](auto x) { return rounded(is_gelu ? gelu(x) : silu(x), gate); };
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store16(out + i, of(load16(gate + i)) * load16(up + i));
+  for (; i < count; ++i) put(out + i, of(as_float(gate[i])) * as_float(up[i]));
+}
+
+template <typename T>
+void add_into(T* x, const T* added, int64_t count) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store16(x + i, load16(x + i) + load16(added + i));
+  for (; i < count; ++i) put(x + i, as_float(x[i]) + as_float(added[i]));
 }
 
 enum LayerTensor {
@@ -165,7 +179,7 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
                 const Tensor& positions, const Tensor& cache, const Tensor& cos, const Tensor& sin, at::TensorList taps,
                 at::IntArrayRef tapped) {
   int64_t rows = x.size(0), width = x.size(1), heads = stack.heads, kv_heads = stack.kv_heads, size = stack.size;
-  int64_t inner = stack.inner, turned = cos.size(-1), depth = stack.depth(), group = heads / kv_heads;
+  int64_t inner = stack.inner, turned = cos.size(-1), depth = stack.depth();
   const Norm& norm = stack.norm;
   int64_t all_heads = heads + 2 * kv_heads;
   bool full = cos.scalar_type() == at::kFloat && sizeof(T) == 2;
@@ -181,27 +195,25 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
   const int64_t bytes = sizeof(T), cos_row = turned * cos.element_size(), cos_kind = cos.size(1) * cos_row;
   const int threads = at::get_num_threads();
   Meeting& meeting = Meeting::of_caller(threads);
+  const std::vector<RowRun> runs = row_runs<T>(place, {rows, heads, kv_heads, size});
+  const int64_t together = runs.size();
 #pragma omp parallel num_threads(threads)
   {
     std::vector<T> local;
-    std::vector<int64_t> path;
-    std::vector<float> work;
+    AttendMemory memory;
     // x += what a layer adds, of blocks or, behind a norm of its own, of whole rows
     auto add_to = [&](int64_t layer, int post, const T* in, int64_t in_width, int which, const T* bias) {
       bool later = data(layer, post);
       share_blocks<T>(meeting, in, rows, in_width, stack.at[layer][which], stack.coarse, bias, width, local,
                       [&](int64_t first, const T* out, int64_t stride, int64_t count) {
                         for (int64_t m = 0; m < rows; ++m)
-                          for (int64_t i = 0; i < count; ++i) {
-                            int64_t at = m * width + first + i;
-                            if (later) os[at] = out[m * stride + i];
-                            else put(xs + at, as_float(xs[at]) + as_float(out[m * stride + i]));
-                          }
+                          if (later) std::memcpy(os + m * width + first, out + m * stride, count * bytes);
+                          else add_into(xs + m * width + first, out + m * stride, count);
                       });
       if (!later) return;
       share(meeting, rows, [&](int64_t m) {
         rms_norm<T>(os + m * width, data(layer, post), width, norm, os + m * width);
-        for (int64_t i = 0; i < width; ++i) put(xs + m * width + i, as_float(xs[m * width + i]) + as_float(os[m * width + i]));
+        add_into(xs + m * width, os + m * width, width);
       });
     };
     for (int64_t layer = 0; layer < depth; ++layer) {
@@ -240,17 +252,10 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
         std::memcpy((T*)values + at, head + kv_heads * size, size * bytes);
       });
       Shape shape{rows, heads, kv_heads, size, stack.scale, window, stack.softcap};
-      share(meeting, rows * kv_heads, [&](int64_t task) {
-        int64_t m = task / kv_heads, h = task % kv_heads;
-        T* result = as + (m * heads + h * group) * size;
-        const int64_t* p = place + m * 4;
-        if (p[0] < 0) {
-          std::memset((void*)result, 0, group * size * bytes);
-          return;
-        }
-        int64_t at = p[0] * where[3] + h * where[4];
-        attend_row<T>(qs + (m * all_heads + h * group) * size, size, (const T*)keys + at, (const T*)values + at, p, shape,
-                      result, path, work);
+      if (!stack.coarse) memory.next = share_of<T>(stack.at[layer][OUT], heads * size, width);
+      share(meeting, together * kv_heads, [&](int64_t task) {
+        attend_run<T>(qs, all_heads * size, size, keys, values, where + 3, place, runs[task % together], task / together, shape,
+                      as, memory);
       });
       add_to(layer, POST_NORM, as, heads * size, OUT, data(layer, OUT_BIAS));
       share(meeting, rows, [&](int64_t m) { rms_norm<T>(xs + m * width, data(layer, MLP_NORM), width, norm, ns + m * width); });

@@ -75,6 +75,13 @@ struct Fetch {
   }
 };
 
+template <typename T>
+void add_bias(f32x16& sum, const T* bias, int64_t count) {
+  if (count == LANES) sum += load16(bias);
+  else
+    for (int64_t i = 0; i < count; ++i) sum[i] += as_float(bias[i]);
+}
+
 // R rows times B blocks of 64 outputs.
 template <typename T, int R, int B = 1>
 void multiply(const T* x, int64_t stride, const T* w, int64_t steps, const T* bias, T* out, int64_t out_stride,
@@ -97,8 +104,7 @@ void multiply(const T* x, int64_t stride, const T* w, int64_t steps, const T* bi
     for (int b = 0; b < 4 * B; ++b) {
       int64_t count = std::min(LANES, outputs - b * LANES);
       if (count <= 0) break;
-      if (bias)
-        for (int64_t i = 0; i < count; ++i) sums[r][b][i] += as_float(bias[b * LANES + i]);
+      if (bias) add_bias(sums[r][b], bias + b * LANES, count);
       store(out + r * out_stride + b * LANES, sums[r][b], count);
     }
 }
@@ -155,8 +161,7 @@ inline void multiply_block_by_tiles(Tiles& tiles, const uint16_t* x, int64_t row
       for (int64_t at = 0; at < outputs; at += LANES) {
         int64_t count = std::min(LANES, outputs - at);
         f32x16 sum = load16(sums + m * BLOCK + at);
-        if (bias)
-          for (int64_t i = 0; i < count; ++i) sum[i] += as_float(bias[at + i]);
+        if (bias) add_bias(sum, bias + at, count);
         store(out + (row + m) * out_stride + at, sum, count);
       }
     row += size;

@@ -16,6 +16,7 @@ constexpr int64_t LANES = 16;  // outputs in a vector of fp32
 
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 inline float widen(uint16_t x) {
   uint32_t bits = uint32_t(x) << 16;
@@ -28,14 +29,10 @@ inline uint16_t narrow(float x) {  // to nearest, ties to even
   return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16 | 64) : even);  // what is no number stays none
 }
 
-inline void store(uint16_t* out, f32x16 sum, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = narrow(sum[i]);
-}
-inline void store(float* out, f32x16 sum, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = sum[i];
-}
 inline float as_float(uint16_t x) { return widen(x); }
 inline float as_float(float x) { return x; }
+inline void put(uint16_t* out, float x) { *out = narrow(x); }
+inline void put(float* out, float x) { *out = x; }
 
 inline f32x16 load16(const float* x) {
   f32x16 v;
@@ -43,10 +40,28 @@ inline f32x16 load16(const float* x) {
   return v;
 }
 inline f32x16 load16(const uint16_t* x) {
-  typedef uint16_t u16x16 __attribute__((vector_size(32)));
   u16x16 half;
   std::memcpy(&half, x, 32);
   return std::bit_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
+}
+
+// The same for each lane.
+inline u16x16 narrow(f32x16 x) {
+  u32x16 bits = std::bit_cast<u32x16>(x), even = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return __builtin_convertvector((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16 | 64) : even, u16x16);
+}
+
+inline void store16(float* out, f32x16 v) { std::memcpy(out, &v, 64); }
+inline void store16(uint16_t* out, f32x16 v) {
+  u16x16 half = narrow(v);
+  std::memcpy(out, &half, 32);
+}
+
+// The first `count` lanes.
+template <typename T>
+void store(T* out, f32x16 v, int64_t count) {
+  if (count == LANES) return store16(out, v);
+  for (int64_t i = 0; i < count; ++i) put(out + i, v[i]);
 }
 
 // a * b + c, rounded once where the machine can.
@@ -63,8 +78,10 @@ inline f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 
 inline float rounded(float x, const uint16_t*) { return widen(narrow(x)); }
 inline float rounded(float x, const float*) { return x; }
-inline void put(uint16_t* out, float x) { *out = narrow(x); }
-inline void put(float* out, float x) { *out = x; }
+inline f32x16 rounded(f32x16 x, const uint16_t*) {
+  return std::bit_cast<f32x16>(__builtin_convertvector(narrow(x), u32x16) << 16);
+}
+inline f32x16 rounded(f32x16 x, const float*) { return x; }
 
 // e^x for x <= 0, to some 2 ulp; the loop over an array of it becomes vector code.
 inline float exponential(float x) {
@@ -79,6 +96,19 @@ inline float exponential(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   return p * std::bit_cast<float>(int32_t(n + 127) << 23);
+}
+
+// The same of each lane, fused.
+inline f32x16 exponential(f32x16 x) {
+  typedef int32_t i32x16 __attribute__((vector_size(64)));
+  x = x > -87.0f ? x : f32x16{} - 87.0f;
+  f32x16 n = fused(x, f32x16{} + 1.44269504f, f32x16{} + 12582912.0f) - 12582912.0f;
+  f32x16 r = fused(n, f32x16{} + 2.12194440e-4f, fused(n, f32x16{} - 0.693359375f, x));
+  f32x16 p = f32x16{} + 1.9875691500e-4f;
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = fused(p, r, f32x16{} + next);
+  p = fused(p * r, r, r) + 1.0f;
+  return p * std::bit_cast<f32x16>((__builtin_convertvector(n, i32x16) + 127) << 23);
 }
 
 // The greatest lane.

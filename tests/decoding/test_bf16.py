@@ -56,7 +56,7 @@ def test_a_node_has_the_bits_of_the_token_decoded_alone(folder: str, dtype: str)
     cache = SlotCache.for_model(target.config, slots=1, rows=128, dtype=target.dtype, device=target.device)
     forward, count = SlotForward(target, cache, layers=None), 20
     tokens = torch.arange(count) * 3
-    for prefix in range(15, 24):
+    for prefix in (*range(15, 24), 30, 31, 32, 63):
         cache.data.normal_()
         before = cache.data.clone()
         words = torch.tensor([1, *(1 | 1 << i for i in range(1, count))])

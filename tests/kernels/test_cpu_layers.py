@@ -31,11 +31,11 @@ shapes = st.builds(
     query_norms=st.booleans(),
     sandwich=st.booleans(),
     biased=st.booleans(),
-    window=st.sampled_from([0, 1, 3, 30]),
+    window=st.sampled_from([0, 1, 3, 30, 50]),
     softcap=st.sampled_from([0.0, 2.0]),
     dtype=st.sampled_from(list(CLOSE)),
 )
-prefixes = st.sampled_from([0, 1, 2, 17, 40])
+prefixes = st.sampled_from([0, 1, 2, 17, 40, 95])
 CHAIN = [-1, *range(63)]  # the last word has all 64 bits
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kernels.cpu import Drawing, PackedLinear, load_ops
 from kernels.cpu.build import LOCKED_WITHIN_S, remove_abandoned
-from tests.kernels.trees import ancestor_words, attention_by_definition, parents
+from tests.kernels.trees import ancestor_words, attention_by_definition, chain_of, parents
 
 pytestmark = pytest.mark.skipif(load_ops() is not None, reason=f"no CPU ops: {load_ops()}")
 
@@ -111,10 +111,10 @@ def test_in_8_bits_what_is_no_number_stays_none_and_nothing_is_nothing() -> None
 @settings(deadline=None, max_examples=60)
 @given(
     parents(12) | parents(64) | st.just([[-1, *range(63)]]),  # a word of all 64 bits
-    st.sampled_from([0, 1]) | st.integers(2, 40),
-    st.sampled_from([(1, 1), (3, 1), (6, 2), (7, 1), (8, 4), (10, 2), (16, 1)]),
-    st.sampled_from([8, 20, 64, 80, 96, 112, 128, 256]),
-    st.sampled_from([None, 1, 3, 16]),
+    st.sampled_from([0, 1]) | st.integers(2, 40) | st.integers(41, 110),
+    st.sampled_from([(1, 1), (3, 1), (6, 2), (7, 1), (8, 4), (10, 2), (16, 1), (17, 1)]),
+    st.sampled_from([8, 20, 32, 64, 80, 96, 112, 128, 160, 256]),
+    st.sampled_from([None, 1, 3, 16, 40]),
     st.sampled_from([None, 2.0]),
     dtypes,
     st.integers(0, 1000),
@@ -165,27 +165,45 @@ def test_attention_over_slots_is_what_each_node_may_see(
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_path_of_a_tree_has_the_bits_of_its_tokens_one_after_another(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    length, size = 21, 64
-    tree = [-1, 0, 0, 1, 2, 4, 4, 6]
-    path = [0, 2, 4, 6, 7]
-    data = torch.randn(2, 1, 1, 1, 64, size, dtype=dtype)
-    q, k, v = torch.randn(3, 1, 1, len(tree), size, dtype=dtype)
+@settings(deadline=None, max_examples=60)
+@given(
+    parents(30) | st.just([[-1, *range(63)]]),
+    st.integers(0, 110) | st.sampled_from([31, 32, 33, 64]),
+    st.sampled_from([(1, 1), (3, 1), (4, 2), (12, 1)]),
+    st.sampled_from([20, 32, 64, 96]),
+    st.sampled_from([0, 1, 5, 33, 70]),
+    dtypes,
+    st.integers(0, 1000),
+)
+def test_a_path_of_a_tree_has_the_bits_of_its_tokens_one_after_another(
+    trees: list[list[int]],
+    length: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    tree = [parent for parent in trees[0] if parent != -2]
+    path = chain_of(tree, seed % len(tree))[::-1]
+    data = torch.randn(2, 1, 1, heads[1], length + len(tree), size, dtype=dtype)
+    q = torch.randn(1, heads[0], len(tree), size, dtype=dtype)
+    k, v = torch.randn(2, 1, heads[1], len(tree), size, dtype=dtype)
     words = ancestor_words([tree])[0].tolist()
     results = []
-    for chosen, places in (
-        (range(len(tree)), [[0, length + i, length, word] for i, word in enumerate(words)]),
-        *(([node], [[0, length + i, length + i, 1]]) for i, node in enumerate(path)),
+    for rows, places in (
+        ([*range(len(tree))], [[0, length + i, length, word] for i, word in enumerate(words)]),
+        (path, [[0, length + depth, length + depth, 1] for depth in range(len(path))]),
+        *(([node], [[0, length + depth, length + depth, 1]]) for depth, node in enumerate(path)),
     ):
         where = torch.tensor([data[0].data_ptr(), data[1].data_ptr(), *data.stride()[1:4]])
-        rows = list(chosen)
         out = torch.ops.eagle_cpu.attend(
-            q[:, :, rows], k[:, :, rows], v[:, :, rows], torch.tensor(places), where, 0, 0.125, 0, 0.0
+            q[:, :, rows], k[:, :, rows], v[:, :, rows], torch.tensor(places), where, 0, 0.125, window, 0.0
         )
         results.append(out[0])
-    assert torch.equal(results[0][path], torch.cat(results[1:]))
+    assert torch.equal(results[0][path], results[1])
+    assert torch.equal(results[1], torch.cat(results[2:]))
 
 
 def test_without_a_compiler_or_switched_off_decoding_goes_on_with_torch(tiny_path: str, tmp_path) -> None:
