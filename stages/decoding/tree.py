@@ -101,7 +101,7 @@ class TreeConfig:
         if kind in ("best", "cost"):
             settings = {"min_prob": 0.0, "expand_prob": 0.0, **settings}
         if kind == "cost":
-            settings = {"depth": 8, "nodes": 15, **settings}
+            settings = {"depth": 8, "width": 8, "nodes": 15, **settings}
         return cls(kind=kind, **settings)  # type: ignore[arg-type]
 
     @classmethod
