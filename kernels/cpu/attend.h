@@ -226,7 +226,7 @@ std::vector<RowRun> row_runs(const int64_t* places, const Shape& s) {
   int64_t most = 1;
 #if EAGLE_TILES
   int64_t group = s.heads / s.kv_heads;
-  if (sizeof(T) == 2 && TileAttention::takes(s.size, group)) most = LANES / group;
+  if (sizeof(T) == 2 && TileAttention::takes(s.size, group, s.scale)) most = LANES / group;
 #endif
   std::vector<RowRun> runs;
   for (int64_t m = 0; m < s.rows; ++m) {
@@ -252,7 +252,7 @@ void attend_run(const T* q, int64_t row_stride, int64_t head_stride, const char*
   const T *k = (const T*)keys + at, *v = (const T*)values + at;
 #if EAGLE_TILES
   if constexpr (sizeof(T) == 2)
-    if (TileAttention::takes(s.size, group))
+    if (TileAttention::takes(s.size, group, s.scale))
       return TileAttention(place, run.count, group, s.size, s.window, s.scale, s.softcap, memory)(
           q, row_stride, head_stride, k, v, out, out_stride);
 #endif

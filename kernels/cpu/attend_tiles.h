@@ -76,21 +76,25 @@ inline f32x16 power_of_two(f32x16 x) {
 class TileAttention {
  public:
   // Whether heads can go by tiles; where they can they always do, as the bits are others.
-  static bool takes(int64_t size, int64_t group) { return size % KEYS == 0 && group <= LANES && tiles_granted(); }
+  static bool takes(int64_t size, int64_t group, float scale) {
+    return size % KEYS == 0 && group <= LANES && scale > 0 && tiles_granted();
+  }
 
   // places [count, 4]: slot, cache row, stable prefix and ancestor word of each row.
   TileAttention(const int64_t* places, int64_t count, int64_t group, int64_t size, int64_t window, float scale, float softcap,
                 AttendMemory& memory)
       : places_(places), count_(count), group_(group), size_(size), window_(window), scale_(scale), softcap_(softcap),
         memory_(memory) {
-    int64_t first = INT64_MAX, stable = INT64_MAX, last = 0;
+    int64_t first = INT64_MAX, hidden = 0, stable = INT64_MAX, last = 0;
     for (int64_t m = 0; m < count; ++m) {
       first = std::min(first, first_seen(m));
+      hidden = std::max(hidden, first_seen(m));
       stable = std::min(stable, prefix(m));
       last = std::max(last, position(m));
     }
     begin_ = first / KEYS;
     own_ = std::max(begin_, stable / KEYS);
+    whole_ = std::min(own_, (hidden + KEYS - 1) / KEYS);
     end_ = last / KEYS + 1;
     memory.queries.resize(size / KEYS);
     memory.weights.resize(2 * (end_ - begin_));
@@ -144,6 +148,7 @@ class TileAttention {
 
   // Keys [32, D] times all queries.
   void score(const uint16_t* keys, float* out) const {
+    asm volatile("" ::: "memory");  // the compiler is not told that tiles are read from memory
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t part = 0; part < size_ / KEYS; ++part) {
@@ -204,7 +209,7 @@ class TileAttention {
       }
     f32x16 top = tops[0];
     for (f32x16 other : tops) top = other > top ? other : top;
-    const f32x16 factor = f32x16{} + 1.44269504f * (softcap_ != 0 ? 1.0f : scale_), offset = top * -factor;
+    const f32x16 factor = f32x16{} + 1.44269504f * (softcap_ != 0 ? 1.0f : scale_);
     f32x16 sums[4] = {};
     const __m512i pairs = _mm512_load_si512(PAIRS);
     for (int64_t b = begin_; b < end_; ++b) {
@@ -214,7 +219,7 @@ class TileAttention {
       for (int64_t pair = 0; pair < KEYS / 2; ++pair) {
         f32x16 e[2];
         for (int64_t i = 0; i < 2; ++i) {
-          e[i] = power_of_two(fused(load16(here + (2 * pair + i) * LANES), factor, offset));
+          e[i] = power_of_two((load16(here + (2 * pair + i) * LANES) - top) * factor);
           sums[pair % 2 * 2 + i] += e[i];
         }
         r[pair] = _mm512_permutexvar_epi16(pairs, (__m512i)_mm512_cvtne2ps_pbh((__m512)e[1], (__m512)e[0]));
@@ -241,7 +246,29 @@ class TileAttention {
   }
 
   template <int N>
+  static void load_sums(const TileWords* sums) {
+    asm volatile("" ::: "memory");  // the compiler is not told that they are read
+    _tile_loadd(0, sums[0].at, 64);
+    _tile_loadd(1, sums[1].at, 64);
+    if constexpr (N == 4) {
+      _tile_loadd(2, sums[2].at, 64);
+      _tile_loadd(3, sums[3].at, 64);
+    }
+  }
+
+  template <int N>
+  static void store_sums(TileWords* sums) {
+    _tile_stored(0, sums[0].at, 64);
+    _tile_stored(1, sums[1].at, 64);
+    if constexpr (N == 4) {
+      _tile_stored(2, sums[2].at, 64);
+      _tile_stored(3, sums[3].at, 64);
+    }
+  }
+
+  template <int N>
   static void add_block(const void* weights, const TileWords* values) {
+    asm volatile("" ::: "memory");  // as there
     _tile_loadd(4, weights, 64);
     _tile_loadd(5, values[0].at, 64);
     _tile_dpbf16ps(0, 4, 5);
@@ -258,38 +285,49 @@ class TileAttention {
   // N * 16 entries of all rows: their values by weight.
   template <int N>
   void add_values(const uint16_t* values, f32x16 totals, uint16_t* out, int64_t out_stride) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     TileWords* turns[] = {memory_.block.data(), memory_.block.data() + N};
-    for (int64_t b = begin_; b < own_; ++b) {
+    TileWords sums[N] = {}, mine[N];
+    // What a row does not see may be infinite or no number, and 0 times that is no number: so it is left out, and where rows
+    // see different keys each keeps its own part of the sums.
+    auto keep = [&](int64_t m) {
+      store_sums<N>(mine);
+      for (int i = 0; i < N; ++i) std::memcpy(sums[i].at[m * group_], mine[i].at[m * group_], group_ * 64);
+    };
+    for (int64_t m = 0; m < count_ && begin_ < whole_; ++m) {
+      load_sums<N>(sums);
+      for (int64_t b = first_seen(m) / KEYS; b < whole_; ++b) {
+        interleave<N>(turns[b % 2], [&](int64_t t) {
+          return b * KEYS + t < first_seen(m) ? nullptr : values + (b * KEYS + t) * size_;
+        });
+        add_block<N>(weights(b), turns[b % 2]);
+      }
+      keep(m);
+    }
+    load_sums<N>(sums);
+    for (int64_t b = whole_; b < own_; ++b) {
       memory_.next.fetch(PIECE);
       const uint16_t* here = values + b * KEYS * size_;
       interleave<N>(turns[b % 2], [&](int64_t t) { return here + t * size_; });
-      if (b > begin_) add_block<N>(weights(b - 1), turns[(b - 1) % 2]);
+      if (b > whole_) add_block<N>(weights(b - 1), turns[(b - 1) % 2]);
     }
-    if (own_ > begin_) add_block<N>(weights(own_ - 1), turns[(own_ - 1) % 2]);
-    TileWords some = {};
+    if (own_ > whole_) add_block<N>(weights(own_ - 1), turns[(own_ - 1) % 2]);
+    store_sums<N>(sums);
     for (int64_t m = 0; m < count_; ++m) {
+      load_sums<N>(sums);
       for_own(m, [&](int64_t b, const int64_t* rows, int64_t count) {
-        interleave<N>(turns[b % 2], [&](int64_t t) { return t < count ? values + rows[t] * size_ : nullptr; });
-        std::memcpy(some.at[m * group_], weights(b) + m * group_ * LANES, group_ * 64);
-        add_block<N>(some.at, turns[b % 2]);
+        interleave<N>(turns[b % 2], [&](int64_t t) {
+          return t < count && b * KEYS + t >= first_seen(m) ? values + rows[t] * size_ : nullptr;
+        });
+        add_block<N>(weights(b), turns[b % 2]);
       });
-      std::memset(some.at[m * group_], 0, group_ * 64);
+      keep(m);
     }
-    alignas(64) float sums[4][TILE_ROWS * LANES];
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
     const __m512i low = _mm512_load_si512(LOW), high = _mm512_load_si512(HIGH);
     for (int64_t i = 0; i < count_ * group_; ++i) {
       const float part = 1.0f / totals[i];
       uint16_t* to = out + i / group_ * out_stride + i % group_ * size_;
       for (int64_t pair = 0; pair < N / 2; ++pair) {
-        __m512 a = _mm512_load_ps(sums[2 * pair] + i * LANES), b = _mm512_load_ps(sums[2 * pair + 1] + i * LANES);
+        __m512 a = _mm512_load_ps(sums[2 * pair].at[i]), b = _mm512_load_ps(sums[2 * pair + 1].at[i]);
         store(to + pair * KEYS, (f32x16)_mm512_permutex2var_ps(a, low, b) * part, LANES);
         store(to + pair * KEYS + LANES, (f32x16)_mm512_permutex2var_ps(a, high, b) * part, LANES);
       }
@@ -305,7 +343,8 @@ class TileAttention {
   int64_t count_, group_, size_, window_;
   float scale_, softcap_;
   AttendMemory& memory_;
-  int64_t begin_, own_, end_;  // blocks that are seen, and where those begin that each row gathers for itself
+  // Blocks that are seen, from where on all rows see whole ones, and where those begin that each row gathers for itself.
+  int64_t begin_, whole_, own_, end_;
 };
 #endif
 

@@ -195,7 +195,7 @@ void run_layers(const Layers& stack, Tensor& x, const std::optional<Tensor>& inp
   const int64_t bytes = sizeof(T), cos_row = turned * cos.element_size(), cos_kind = cos.size(1) * cos_row;
   const int threads = at::get_num_threads();
   Meeting& meeting = Meeting::of_caller(threads);
-  const std::vector<RowRun> runs = row_runs<T>(place, {rows, heads, kv_heads, size});
+  const std::vector<RowRun> runs = row_runs<T>(place, {rows, heads, kv_heads, size, stack.scale});
   const int64_t together = runs.size();
 #pragma omp parallel num_threads(threads)
   {

@@ -59,6 +59,7 @@ class Tiles {
 template <int LEVEL>
 void multiply_tiles(const uint16_t* x, int64_t stride, const uint16_t* w, int64_t width, float* sums, const char* next,
                     int64_t piece) {
+  asm volatile("" ::: "memory");  // the compiler is not told that tiles are read from memory
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);

@@ -206,6 +206,55 @@ def test_a_path_of_a_tree_has_the_bits_of_its_tokens_one_after_another(
     assert torch.equal(results[1], torch.cat(results[2:]))
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    parents(20),
+    st.integers(0, 80),
+    st.sampled_from([(1, 1), (3, 1), (4, 2)]),
+    st.sampled_from([20, 64, 96]),
+    st.sampled_from([0, 1, 5, 33]),
+    st.sampled_from([float("inf"), float("nan")]),
+    dtypes,
+    st.integers(0, 1000),
+)
+def test_what_is_no_number_concerns_those_that_see_it(
+    trees: list[list[int]],
+    length: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int,
+    fault: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    tree = [parent for parent in trees[0] if parent != -2]
+    nodes, row, which = len(tree), seed % (length + len(tree)), seed % 2
+    data = torch.randn(2, 1, 1, heads[1], length + nodes, size, dtype=dtype)
+    q = torch.randn(1, heads[0], nodes, size, dtype=dtype)
+    k, v = torch.randn(2, 1, heads[1], nodes, size, dtype=dtype)
+    places = torch.tensor(
+        [[0, length + i, length, word] for i, word in enumerate(ancestor_words([tree])[0].tolist())]
+    )
+    where = torch.tensor([data[0].data_ptr(), data[1].data_ptr(), *data.stride()[1:4]])
+
+    def attend() -> torch.Tensor:
+        return torch.ops.eagle_cpu.attend(q, k, v, places, where, 0, 0.125, window, 0.0)[0]
+
+    sound = attend()
+    if row < length:
+        data[which, :, :, :, row, 0] = fault
+    else:
+        (k, v)[which][0, :, row - length, 0] = fault
+    faulty = attend()
+    for i in range(nodes):
+        chain = chain_of(tree, i)
+        position = length + len(chain) - 1
+        at = row if row < length else position - chain.index(row - length) if row - length in chain else None
+        if at is None or (window and at <= position - window):
+            assert torch.equal(faulty[i], sound[i])
+
+
 def test_without_a_compiler_or_switched_off_decoding_goes_on_with_torch(tiny_path: str, tmp_path) -> None:
     code = (
         "import sys; from stages.decoding import EagleModel, SamplingParams;"
