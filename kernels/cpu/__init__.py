@@ -38,7 +38,7 @@ prefix it sees, and its ancestor word (bit j: it sees row prefix + j too). ``cac
 values begin (addresses) and the strides of layers, slots and heads in elements.
 
 Cost of ``linear``, M rows: 2 N K bytes of weights read once, M N K multiply-adds; reading is the floor up to
-some 12 rows on two cores with AVX512-BF16, and far beyond with AMX, 16 rows at a time. ``attend`` over n keys:
+some 12 rows on two cores with AVX512-BF16, far beyond with AMX, 16 rows at a time. ``attend`` over n keys:
 4 n D bytes read and 2 n D multiply-adds for each row and query head; with AMX 16 query heads of one slot read
 them together, and what remains is e^x, n for each. ``draw`` reads the
 logits once and calls Philox for a fourth of the tokens that are within the noise's reach; logarithms are
