@@ -2,8 +2,8 @@
 //
 // Keys are taken in blocks of 32 positions, counted from the sequence's first. A row's sums run over these blocks, so that
 // neither the rows beside it nor the cache rows in which its tree lies are seen in its bits; what it does not see of a
-// block counts zero. Blocks that lie before all trees are read where they are, once for all rows; the few behind them are
-// gathered for each row by itself.
+// block is left out. Blocks that all rows see whole are read where they are, once for all; those that a window cuts and the
+// few behind the prefix are taken for each row by itself.
 #pragma once
 
 #include <cmath>
